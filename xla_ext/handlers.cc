@@ -1,0 +1,185 @@
+// Every operation takes and returns a u32 serial: the step's dataflow makes XLA run them in that
+// order, and the manager refuses any other. Offload and reload return a future, so that a wait
+// for the disk never holds one of XLA's threads; buffers stay valid until it completes.
+#include "handlers.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "manager.h"
+#include "registry.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jdynoff {
+namespace {
+
+namespace ffi = xla::ffi;
+
+using Scalar = ffi::BufferR0<ffi::U32>;
+
+ffi::Error ToError(const Status& status) {
+  if (status.ok()) return ffi::Error::Success();
+  switch (status.code()) {
+    case Code::kDiskFull:
+    case Code::kHostLimit:
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, status.ToString());
+    case Code::kChecksum:
+      return ffi::Error(ffi::ErrorCode::kDataLoss, status.ToString());
+    default:
+      return ffi::Error(ffi::ErrorCode::kInternal, status.ToString());
+  }
+}
+
+void Complete(ffi::Promise& promise, const Status& status) {
+  if (status.ok()) {
+    promise.SetAvailable();
+  } else {
+    promise.SetError(ToError(status));
+  }
+}
+
+// The manager of a run, or an error that says why there is none.
+std::shared_ptr<Manager> FindManager(RunKey key, Status& status) {
+  if (InForkedChild()) {
+    status = ForkedChildStatus();
+    return nullptr;
+  }
+  std::shared_ptr<Manager> manager = ManagerOfRun(key);
+  status = manager != nullptr
+               ? Status()
+               : Status(Code::kToken, "run " + std::to_string(key.run_id) + " on device " +
+                                          std::to_string(key.device) +
+                                          " is not open: it never began, or its ticket was closed "
+                                          "while the step was running");
+  return manager;
+}
+
+ffi::Error Begin(ffi::RunId run, std::int32_t device, Scalar ticket, ffi::Result<Scalar> serial) {
+  if (InForkedChild()) return ToError(ForkedChildStatus());
+  *serial->typed_data() = 0;
+  return ToError(BeginRun(*ticket.typed_data(), {run.run_id, device}));
+}
+
+ffi::Future Offload(ffi::RunId run, std::int32_t device, ffi::AnyBuffer source, Scalar serial,
+                    ffi::Result<Scalar> token, std::int64_t site, std::int32_t readers) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  const RunKey key{run.run_id, device};
+  Status status;
+  if (const auto manager = FindManager(key, status)) {
+    const Outcome outcome = manager->Offload(
+        key, {static_cast<const std::byte*>(source.untyped_data()), source.size_bytes()},
+        *serial.typed_data(), site, static_cast<std::int32_t>(source.element_type()), readers,
+        *token->typed_data(),
+        [promise](const Status& result) mutable { Complete(promise, result); });
+    if (outcome.pending) return future;
+    status = outcome.status;
+  }
+  Complete(promise, status);
+  return future;
+}
+
+ffi::Future Reload(ffi::RunId run, std::int32_t device, Scalar token, Scalar serial,
+                   ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> target,
+                   ffi::Result<Scalar> next_serial, std::int64_t site) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  const RunKey key{run.run_id, device};
+  Status status;
+  if (const auto manager = FindManager(key, status)) {
+    const Outcome outcome = manager->Reload(
+        key, *token.typed_data(),
+        {static_cast<std::byte*>(target->untyped_data()), target->size_bytes()},
+        *serial.typed_data(), site, static_cast<std::int32_t>(target->element_type()),
+        *next_serial->typed_data(),
+        [promise](const Status& result) mutable { Complete(promise, result); });
+    if (outcome.pending) return future;
+    status = outcome.status;
+  }
+  Complete(promise, status);
+  return future;
+}
+
+ffi::Error Discard(ffi::RunId run, std::int32_t device, Scalar token, Scalar serial,
+                   ffi::Result<Scalar> next_serial, std::int64_t site) {
+  const RunKey key{run.run_id, device};
+  Status status;
+  if (const auto manager = FindManager(key, status)) {
+    status = manager->Discard(key, *token.typed_data(), *serial.typed_data(), site,
+                              *next_serial->typed_data());
+  }
+  return ToError(status);
+}
+
+ffi::Error End(ffi::RunId run, std::int32_t device, Scalar serial, ffi::Result<Scalar> sentinel) {
+  const RunKey key{run.run_id, device};
+  Status status;
+  if (const auto manager = FindManager(key, status)) {
+    status = manager->End(key, *serial.typed_data(), *sentinel->typed_data());
+    if (status.ok()) ForgetRun(key);
+  }
+  return ToError(status);
+}
+
+XLA_FFI_DEFINE_HANDLER(kBegin, Begin,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<Scalar>()
+                           .Ret<Scalar>());
+
+XLA_FFI_DEFINE_HANDLER(kOffload, Offload,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<Scalar>()
+                           .Ret<Scalar>()
+                           .Attr<std::int64_t>("site")
+                           .Attr<std::int32_t>("readers"));
+
+XLA_FFI_DEFINE_HANDLER(kReload, Reload,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<Scalar>()
+                           .Arg<Scalar>()
+                           .RemainingArgs()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<Scalar>()
+                           .Attr<std::int64_t>("site"));
+
+XLA_FFI_DEFINE_HANDLER(kDiscard, Discard,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<Scalar>()
+                           .Arg<Scalar>()
+                           .Ret<Scalar>()
+                           .Attr<std::int64_t>("site"));
+
+XLA_FFI_DEFINE_HANDLER(kEnd, End,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<Scalar>()
+                           .Ret<Scalar>());
+
+}  // namespace
+
+const Handler (&Handlers())[kHandlerCount] {
+  static const Handler handlers[kHandlerCount] = {
+      {"jdynoff_begin", reinterpret_cast<void*>(kBegin)},
+      {"jdynoff_offload", reinterpret_cast<void*>(kOffload)},
+      {"jdynoff_reload", reinterpret_cast<void*>(kReload)},
+      {"jdynoff_discard", reinterpret_cast<void*>(kDiscard)},
+      {"jdynoff_end", reinterpret_cast<void*>(kEnd)},
+  };
+  return handlers;
+}
+
+}  // namespace jdynoff

@@ -1,0 +1,16 @@
+// XLA's view of the manager: one FFI handler per operation of a rewritten step.
+#pragma once
+
+namespace jdynoff {
+
+struct Handler {
+  const char* name;
+  void* function;  // XLA_FFI_Handler*
+};
+
+inline constexpr int kHandlerCount = 5;
+
+// The custom-call targets, in the order begin, offload, reload, discard, end.
+const Handler (&Handlers())[kHandlerCount];
+
+}  // namespace jdynoff

@@ -1,0 +1,28 @@
+// The near tier: the memory that the pool lives in, and the copies between it and XLA's buffers.
+//
+// One implementation per kind of device. The manager reaches pool memory and user buffers only
+// through this interface, so that a device whose memory the host cannot address needs a second
+// implementation and no change in the manager.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace jdynoff {
+
+class NearTier {
+ public:
+  virtual ~NearTier() = default;
+
+  // Maps `bytes` of pool memory, or returns null. Never called on a step's path.
+  virtual std::byte* Map(std::size_t bytes) = 0;
+  virtual void Unmap(std::byte* base, std::size_t bytes) = 0;
+
+  virtual void CopyIn(std::byte* page, const std::byte* buffer, std::size_t bytes) = 0;
+  virtual void CopyOut(std::byte* buffer, const std::byte* page, std::size_t bytes) = 0;
+};
+
+// Host memory: device and pool are the same RAM, and count against the same budget.
+std::unique_ptr<NearTier> MakeHostMemory();
+
+}  // namespace jdynoff
