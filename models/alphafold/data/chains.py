@@ -36,6 +36,7 @@ from models.alphafold.data.text_source import read_bytes
 
 # Atoms of a modified residue that stand for an atom of its parent under another name.
 _PARENT_ATOM = {("MSE", "SE"): "SD"}
+_RELEASED = "_pdbx_audit_revision_history.revision_date"
 _LINE_IN_MESSAGE = re.compile(r":(\d+)(?::\d+)?(?:\(\d+\))?:? ")
 
 
@@ -54,6 +55,8 @@ class Chain:
         resolution: Angstrom, 0 where the file gives none (NMR, predictions).
         rank: 0 for the most complete chain of this sequence in the file, 1 for the next, ...
         has_full_sequence: whether the file gave the sequence of unseen residues too.
+        release_date: "YYYY-MM-DD" of the first release (of the deposition, where the file has
+            only that), "" where it has neither.
         source: path of the file.
     """
 
@@ -67,6 +70,7 @@ class Chain:
     resolution: float
     rank: int
     has_full_sequence: bool
+    release_date: str
     source: str
 
     @property
@@ -241,8 +245,11 @@ def _parse_structure(data: bytes, source: str) -> gemmi.Structure:
     is_mmcif = re.search(r"^data_", text, flags=re.MULTILINE) is not None
     try:
         if is_mmcif:
-            document = gemmi.cif.read_string(text)
-            structure = gemmi.make_structure_from_block(document[0])
+            block = gemmi.cif.read_string(text)[0]
+            structure = gemmi.make_structure_from_block(block)
+            released = sorted(block.find_values("_pdbx_audit_revision_history.revision_date"))
+            if released:
+                structure.info[_RELEASED] = released[0]
         else:
             structure = gemmi.read_pdb_string(text)
     except (ValueError, RuntimeError, IndexError) as error:
@@ -265,6 +272,13 @@ def _parse_structure(data: bytes, source: str) -> gemmi.Structure:
     structure.setup_entities()
     structure.assign_label_seq_id()
     return structure
+
+
+def _release_date(structure: gemmi.Structure) -> str:
+    for key in (_RELEASED, "_pdbx_database_status.recvd_initial_deposition_date"):
+        if key in structure.info:
+            return str(structure.info[key])
+    return ""
 
 
 def _polymers(structure: gemmi.Structure) -> Iterator[tuple[gemmi.Chain, list[gemmi.Residue]]]:
@@ -325,6 +339,7 @@ def _read_polymer(
         resolution=float(structure.resolution or 0.0),
         rank=0,
         has_full_sequence=bool(full),
+        release_date=_release_date(structure),
         source=source,
     )
 

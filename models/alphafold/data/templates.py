@@ -159,6 +159,7 @@ def load_templates(
     max_hits: int,
     counter: SkipCounter,
     exclude_pdb_ids: Sequence[str] = (),
+    max_date: str | None = None,
 ) -> tuple[Template, ...]:
     """Turn the best usable hits into templates.
 
@@ -169,24 +170,35 @@ def load_templates(
         max_hits: stop after this many templates.
         counter: what to do with hits whose file is missing or unusable.
         exclude_pdb_ids: entries that must not serve, the target's own above all.
+        max_date: leave out entries released after this "YYYY-MM-DD"; None keeps all.
     """
+    folder = Path(mmcif_dir)
     templates: list[Template] = []
-    for hit in usable_hits(hits, query_sequence, exclude_pdb_ids=exclude_pdb_ids):
+    usable = usable_hits(hits, query_sequence, exclude_pdb_ids=exclude_pdb_ids)
+    missing: list[str] = []
+    for hit in usable:
         if len(templates) == max_hits:
             break
+        path = find_plain_or_gzip(folder / f"{hit.pdb_id}.cif")
+        if path is None:
+            missing.append(hit.name)
+            continue
         try:
-            path = find_plain_or_gzip(Path(mmcif_dir) / f"{hit.pdb_id}.cif")
-            if path is None:
-                raise DataError(
-                    f"no {hit.pdb_id}.cif or {hit.pdb_id}.cif.gz for template {hit.name}; add the "
-                    "file or skip such hits",
-                    source=str(mmcif_dir),
-                    kind="template-missing",
-                )
             chain = _cached_chain(str(path), hit.chain_id)
+            if max_date is not None and chain.release_date > max_date:
+                continue
             templates.append(template_from_hit(hit, chain, len(query_sequence)))
         except DataError as error:
             counter.handle(error)
+    if missing:
+        counter.handle(
+            DataError(
+                f"{len(missing)} of {len(usable)} usable template hits have no mmCIF (first: "
+                f"{missing[0]}); add <pdb id>.cif or .cif.gz files, or go on with fewer templates",
+                source=str(folder),
+                kind="template-missing",
+            )
+        )
     return tuple(templates)
 
 
