@@ -1,0 +1,1 @@
+"""Losses of the model, one a file, as functions of predictions and ground truth (section 1.9)."""
