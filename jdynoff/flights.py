@@ -1,0 +1,138 @@
+"""Runs in flight: capacity before dispatch, and what happens to a run that never ends.
+
+A managed step holds capacity (XLA's peak and its pool) from before dispatch until its sentinel
+output is ready. Reservations of one device are taken in turn, in Python, so a custom call never
+waits for another run. A sentinel that carries an error means that the run stopped half way; its
+ticket is closed, which frees everything that the manager holds for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jdynoff import errors
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Flight:
+    """One dispatched run of a managed step."""
+
+    owner: object
+    ticket: int
+    sentinel: jax.Array | None
+    claim_bytes: int
+    manager: Any
+    stats: dict[str, Any] | None = None
+    failure: BaseException | None = None
+
+
+class Ledger:
+    """The runs in flight on one device, oldest first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._flights: collections.deque[Flight] = collections.deque()  # guarded by _lock
+
+    def depart(
+        self,
+        owner: object,
+        claim_bytes: int,
+        limit_bytes: int,
+        manager: Any,
+        open_ticket: Callable[[], int],
+    ) -> Flight:
+        """Takes capacity for a run, after earlier runs have given back enough of theirs.
+
+        Args:
+          owner: the managed function.
+          claim_bytes: what the run needs at its peak.
+          limit_bytes: what all runs in flight may need together.
+          manager: closes the ticket in the end.
+          open_ticket: reserves pool and spill space; raises if there is none.
+
+        Returns:
+          The flight, without sentinel until it is dispatched.
+        """
+        while True:
+            self.sweep()
+            with self._lock:
+                taken = sum(flight.claim_bytes for flight in self._flights)
+                if not self._flights or taken + claim_bytes <= limit_bytes:
+                    flight = Flight(owner, open_ticket(), None, claim_bytes, manager)
+                    self._flights.append(flight)
+                    return flight
+                oldest = next(
+                    (flight for flight in self._flights if flight.sentinel is not None), None
+                )
+                if oldest is None:  # another thread is between its reservation and its dispatch
+                    self._lock.wait()
+            if oldest is not None:
+                self._land(oldest)
+
+    def dispatched(self, flight: Flight, sentinel: jax.Array) -> None:
+        """Notes the output that tells when the run is over."""
+        with self._lock:
+            flight.sentinel = sentinel
+            self._lock.notify_all()
+
+    def cancel(self, flight: Flight) -> None:
+        """Gives back the capacity of a run that was not dispatched, or failed at once."""
+        self._close(flight)
+
+    def sweep(self) -> None:
+        """Closes the tickets of all runs that are over."""
+        with self._lock:
+            ready = [
+                flight
+                for flight in self._flights
+                if flight.sentinel is not None and flight.sentinel.is_ready()
+            ]
+        for flight in ready:
+            self._land(flight)
+
+    def wait(self, owner: object) -> None:
+        """Waits for the runs of one managed function."""
+        with self._lock:
+            mine = [
+                flight
+                for flight in self._flights
+                if flight.owner is owner and flight.sentinel is not None
+            ]
+        for flight in mine:
+            self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        try:
+            assert flight.sentinel is not None
+            flight.sentinel.block_until_ready()
+        except (jax.errors.JaxRuntimeError, RuntimeError) as failure:
+            flight.failure = errors.from_xla(failure) or failure
+        self._close(flight)
+
+    def _close(self, flight: Flight) -> None:
+        with self._lock:
+            if flight not in self._flights:
+                return
+            self._flights.remove(flight)
+            self._lock.notify_all()
+        flight.manager.close(flight.ticket)
+        flight.stats = flight.manager.stats(flight.ticket)
+        landed = getattr(flight.owner, "_landed", None)
+        if landed is not None:
+            landed(flight)
+
+
+_ledgers: dict[Any, Ledger] = {}
+_ledgers_lock = threading.Lock()  # guards _ledgers
+
+
+def ledger(device: Any) -> Ledger:
+    """The ledger of one device."""
+    with _ledgers_lock:
+        return _ledgers.setdefault(device, Ledger())

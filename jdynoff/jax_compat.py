@@ -1,0 +1,286 @@
+"""The one place where jdynoff touches private or version-dependent parts of JAX.
+
+Everything above this module sees equations through the small functions below, so a new JAX
+release is a change of this file alone. Supported: jax 0.10.2 to 0.12. The trap: in 0.12 `scan`
+describes its operands by `ft_in`/`ft_out` instead of `num_consts`/`num_carry`, and `ClosedJaxpr`
+is merged into `Jaxpr` (which then carries its own `consts`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import partial_eval as _partial_eval
+
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+# Equations that only wrap a jaxpr. After differentiation nothing depends on their being calls, so
+# the program is analysed and emitted with their bodies in place.
+_CALL_PRIMITIVES = frozenset(
+    {
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "core_closed_call",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+        "remat2",
+        "remat",
+        "checkpoint",
+        "eval_jaxpr",
+    }
+)
+_REMAT_PRIMITIVES = frozenset({"remat2", "remat", "checkpoint"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A jaxpr with its constants: one view for both layouts of JAX's classes."""
+
+    constvars: tuple[Any, ...]
+    consts: tuple[Any, ...]
+    invars: tuple[Any, ...]
+    outvars: tuple[Any, ...]
+    eqns: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanSpec:
+    """How a `scan` equation splits its operands and results."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int
+    body: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class WhileSpec:
+    """How a `while` equation splits its operands."""
+
+    cond_num_consts: int
+    body_num_consts: int
+    cond: Any
+    body: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class JitOptions:
+    """What the user gave to `jax.jit`, to be given to the managed function as well."""
+
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+    in_shardings: Any | None
+    out_shardings: Any | None
+    keep_unused: bool
+    compiler_options: dict[str, Any] | None
+
+
+def view(jaxpr: Any) -> Body:
+    """Returns the parts of a Jaxpr or ClosedJaxpr, whichever this JAX uses."""
+    if hasattr(jaxpr, "jaxpr") and not isinstance(jaxpr, _core.Jaxpr):
+        inner = jaxpr.jaxpr
+        return Body(
+            tuple(inner.constvars),
+            tuple(jaxpr.consts),
+            tuple(inner.invars),
+            tuple(inner.outvars),
+            tuple(inner.eqns),
+        )
+    consts = tuple(getattr(jaxpr, "consts", ()))
+    return Body(
+        tuple(jaxpr.constvars), consts, tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns)
+    )
+
+
+def remove_dead_code(closed: Any) -> Any:
+    """Drops equations that no output needs, inside control flow too; keeps all inputs."""
+    if isinstance(closed, _core.Jaxpr):  # 0.12: constants live in the jaxpr itself
+        jaxpr, _ = _partial_eval.dce_jaxpr(closed, True, True)
+        return jaxpr
+    jaxpr, _ = _partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
+    return _core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is written into the equation."""
+    return isinstance(atom, _core.Literal)
+
+
+def called_body(eqn: Any) -> Any | None:
+    """The jaxpr that a plain call equation wraps, or None if `eqn` is not such a call."""
+    if eqn.primitive.name not in _CALL_PRIMITIVES:
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in eqn.params:
+            return eqn.params[key]
+    return None
+
+
+def barrier_mask(eqn: Any) -> tuple[bool, ...] | None:
+    """Which operands of a differentiated `jax.checkpoint` sit behind an optimization barrier.
+
+    The barrier is what keeps XLA from merging the recomputation with the original; emitting a
+    checkpoint's body in place must keep it. None when there is none.
+    """
+    if eqn.primitive.name not in _REMAT_PRIMITIVES or not eqn.params.get("differentiated"):
+        return None
+    prevent_cse = eqn.params["prevent_cse"]
+    if isinstance(prevent_cse, bool):
+        prevent_cse = (prevent_cse,) * len(eqn.invars)
+    return tuple(prevent_cse) if any(prevent_cse) else None
+
+
+def is_differentiated_checkpoint(eqn: Any) -> bool:
+    """Whether `eqn` recomputes a forward pass for its backward pass."""
+    return eqn.primitive.name in _REMAT_PRIMITIVES and bool(eqn.params.get("differentiated"))
+
+
+def scan_spec(eqn: Any) -> ScanSpec | None:
+    """Splits a `scan` equation, or None if `eqn` is not one."""
+    if eqn.primitive.name != "scan":
+        return None
+    params = eqn.params
+    if "num_carry" in params:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    else:
+        consts, carry, _ = params["ft_in"].unpack()
+        num_consts, num_carry = len(list(consts)), len(list(carry))
+    unroll = params["unroll"]
+    return ScanSpec(
+        num_consts,
+        num_carry,
+        int(params["length"]),
+        bool(params["reverse"]),
+        int(unroll) if not isinstance(unroll, bool) else (int(params["length"]) if unroll else 1),
+        params["jaxpr"],
+    )
+
+
+def cond_branches(eqn: Any) -> tuple[Any, ...] | None:
+    """The branches of a `cond` equation whose index is data, or None."""
+    if eqn.primitive.name != "cond" or eqn.params.get("branches_platforms") is not None:
+        return None
+    return tuple(eqn.params["branches"])
+
+
+def while_spec(eqn: Any) -> WhileSpec | None:
+    """Splits a `while` equation, or None if `eqn` is not one."""
+    if eqn.primitive.name != "while":
+        return None
+    params = eqn.params
+    if "cond_nconsts" in params:
+        cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+    else:
+        parts = params["ft_in"].unpack()
+        cond_consts, body_consts = len(list(parts[0])), len(list(parts[1]))
+    return WhileSpec(cond_consts, body_consts, params["cond_jaxpr"], params["body_jaxpr"])
+
+
+def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Binds `eqn`'s primitive to new inputs, keeping its source line and context."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    subfunctions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with equation_context(eqn):
+        result = eqn.primitive.bind(*subfunctions, *inputs, **params)
+    return list(result) if eqn.primitive.multiple_results else [result]
+
+
+@contextlib.contextmanager
+def equation_context(eqn: Any) -> Iterator[None]:
+    """New equations made inside carry the source line, name stack and context of `eqn`."""
+    stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def source_line(eqn: Any) -> str:
+    """`file:line` of the user code that made `eqn`, '' if unknown."""
+    frames = _source_info_util.user_frames(eqn.source_info.traceback)
+    for frame in frames:
+        if not frame.file_name.startswith(_PACKAGE_DIRECTORY):
+            return f"{frame.file_name}:{frame.start_line}"
+    return ""
+
+
+def name_stack(eqn: Any) -> str:
+    """The `jax.named_scope`/module path of `eqn`, for matching by pattern."""
+    return str(eqn.source_info.name_stack)
+
+
+def has_effects(eqn: Any) -> bool:
+    """Whether running `eqn` does more than make its results (callbacks, prints)."""
+    return bool(eqn.effects)
+
+
+def is_top_level() -> bool:
+    """Whether no JAX transformation or trace is active on this thread."""
+    return bool(_core.trace_state_clean())
+
+
+def jit_options(function: Any) -> JitOptions | None:
+    """The options of a `jax.jit` function, or None if `function` is not one."""
+    info = getattr(function, "_jit_info", None)
+    if info is None:
+        return None
+    unflatten = jax.tree_util.tree_unflatten
+    shardings: list[Any | None] = []
+    for treedef, leaves in (
+        (info.in_shardings_treedef, info.in_shardings_leaves),
+        (info.out_shardings_treedef, info.out_shardings_leaves),
+    ):
+        unspecified = all(type(leaf).__name__ == "UnspecifiedValue" for leaf in leaves)
+        shardings.append(None if unspecified else unflatten(treedef, leaves))
+    return JitOptions(
+        static_argnums=tuple(info.static_argnums),
+        static_argnames=tuple(info.static_argnames),
+        donate_argnums=tuple(info.donate_argnums),
+        donate_argnames=tuple(info.donate_argnames),
+        in_shardings=shardings[0],
+        out_shardings=shardings[1],
+        keep_unused=bool(info.keep_unused),
+        compiler_options=dict(info.compiler_options_kvs) or None,
+    )
+
+
+def is_extended_dtype(aval: Any) -> bool:
+    """Whether `aval` has a dtype that is not plain bytes (PRNG keys)."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def saveable_bytes(aval: Any) -> int:
+    """Bytes of an array type; 0 for what has no plain bytes (tokens, references, PRNG keys)."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if (
+        shape is None
+        or dtype is None
+        or type(aval).__name__ not in ("ShapedArray", "ConcreteArray")
+    ):
+        return 0
+    if is_extended_dtype(aval):
+        return 0
+    size = 1
+    for dimension in shape:
+        size *= int(dimension)
+    return size * dtype.itemsize
+
+
+def shaped_array(shape: tuple[int, ...], dtype: Any) -> Any:
+    """The abstract value of an array."""
+    return _core.ShapedArray(shape, dtype)

@@ -1,0 +1,457 @@
+"""`jdynoff.managed`: the decorator.
+
+One call of a managed function is one call of one `jax.jit` function. It was traced from the user's
+step, rewritten (`program` -> `planning` -> `rewrite`), compiled and checked against the budget when
+a signature was first seen; afterwards `jax.jit` resolves the call in C++.
+
+How a signature is resolved without computing it in Python: the jitted function takes a *variant
+number* as a static argument. A call first tries the last variant. If its types differ, jit traces,
+the trace sees that the variant is for another signature and raises, and only then is the signature
+computed and its variant looked up or planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jdynoff import errors, jax_compat
+from jdynoff.adapters import adapt
+from jdynoff.flights import Flight, ledger
+from jdynoff.planning.budget import parse_budget
+from jdynoff.planning.decisions import Decisions
+from jdynoff.planning.plan import MemoryUse, Plan
+from jdynoff.planning.search import Choice, search
+from jdynoff.planning.sites import DEFAULT_MIN_BYTES
+from jdynoff.primitives import transfer
+from jdynoff.program.build import build
+from jdynoff.program.graph import Program
+from jdynoff.program.order import shorten_live_ranges
+from jdynoff.rewrite.emit import emit
+from jdynoff.runtime.device_memory import available_bytes
+from jdynoff.runtime.manager import manager_for
+from jdynoff.runtime.stats import StepStats
+from jdynoff.runtime.tiers import Disk
+from jdynoff.signatures import Signature, signature, split
+
+_ANY_TICKET = np.uint32(0)  # for lowering: only its type matters
+
+
+class _OtherSignature(Exception):
+    """A trace found that the variant it was called for has other argument types."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Variant:
+    """One signature's program, and after planning its decisions."""
+
+    number: int
+    signature: Signature
+    program: Program
+    out_structure: Any
+    trace_seconds: float
+    choice: Choice | None = None
+    candidate: Decisions | None = None  # being compiled by the search
+    emit_seconds: float = 0.0
+
+
+def managed(
+    fun: Callable[..., Any] | None = None,
+    *,
+    budget: int | str | None = None,
+    tiers: Sequence[Disk] | None = None,
+    min_bytes: int = DEFAULT_MIN_BYTES,
+    verify: bool = False,
+) -> Any:
+    """Makes a train step run within a budget of device memory.
+
+    The step is traced, and values that its backward pass needs again are handed to a buffer
+    manager (memory pool, then disk) instead of being held by XLA, or are computed again where
+    that is cheap. Results do not change. Use it as the outermost decorator:
+
+        @jdynoff.managed(budget="8GiB")
+        @jax.jit
+        def train_step(state, batch): ...
+
+    Args:
+      fun: a function made by `jax.jit` (its static arguments, donation and shardings are kept),
+        `flax.nnx.jit` or `equinox.filter_jit`, or a plain function, which is then jitted.
+      budget: the most device memory that the step may use in total: arguments + outputs - donated
+        outputs + XLA's temporaries + the manager's pool. An int of bytes, text such as "8GiB",
+        "min" for the least that is possible, or None for what the device has (on a CPU the memory
+        cgroup's limit or the available memory).
+      tiers: where bytes go that do not fit the pool, e.g. `[jdynoff.Disk("/scratch")]`. Default:
+        a directory on a real disk, or `JDYNOFF_SPILL_DIR`.
+      min_bytes: arrays smaller than this many bytes are never moved.
+      verify: whether to check a checksum of everything that comes back from disk.
+
+    Returns:
+      A `Managed` callable with the same signature.
+
+    Raises:
+      BudgetError: on the first call or plan of a signature that cannot fit the budget.
+      SpillSpaceError: if spill space cannot be reserved; raised before dispatch, so donated
+        arguments are still alive.
+      TransferError: if bytes cannot be moved while the step runs.
+      TransformError: if the managed step is called under `jit`, `grad` or `vmap`.
+    """
+    if fun is None:
+        return functools.partial(
+            managed, budget=budget, tiers=tiers, min_bytes=min_bytes, verify=verify
+        )
+
+    def wrap(jitted: Callable[..., Any]) -> Managed:
+        return Managed(jitted, budget=budget, tiers=tiers, min_bytes=min_bytes, verify=verify)
+
+    return adapt(fun, wrap)
+
+
+class Managed:
+    """A step that runs within a budget; made by `jdynoff.managed`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        budget: int | str | None,
+        tiers: Sequence[Disk] | None,
+        min_bytes: int,
+        verify: bool,
+    ) -> None:
+        self._jitted: Any = fun if jax_compat.jit_options(fun) is not None else jax.jit(fun)
+        options = jax_compat.jit_options(self._jitted)
+        assert options is not None
+        self._options = options
+        self._budget = parse_budget(budget)
+        self._tiers = None if tiers is None else tuple(tiers)
+        self._min_bytes = min_bytes
+        self._verify = verify
+        self._lock = threading.RLock()  # guards the fields below; held while planning
+        self._variants: dict[int, _Variant] = {}
+        self._by_signature: dict[tuple[Signature, str], _Variant] = {}
+        self._numbers = itertools.count()  # never reused: jit remembers them
+        self._last: _Variant | None = None
+        self._landed_flight: Flight | None = None
+        self._call: Any = None
+        self._warned: set[str] = set()
+        functools.update_wrapper(self, self._jitted)
+
+    # Calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step; plans it first where the arguments' types are new."""
+        if not jax_compat.is_top_level():
+            raise errors.TransformError(
+                f"{self._name} is managed and was called inside another JAX transformation "
+                "(jit, grad, vmap or scan). jdynoff rewrites a whole step after differentiation, "
+                "so it must be outermost: call the transformation inside the function and put "
+                "jdynoff.managed on top, or call the undecorated step here."
+            )
+        if jax.config.jax_disable_jit or jax.config.jax_debug_nans:  # type: ignore[attr-defined]
+            return self._debug_call(args, kwargs)
+        variant = self._last
+        if variant is not None and len(self._variants) == 1:
+            try:
+                return self._run(variant, args, kwargs)
+            except _OtherSignature:
+                pass
+        return self._run(self._variant(args, kwargs), args, kwargs)
+
+    def _run(self, variant: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        choice = variant.choice
+        assert choice is not None
+        if not choice.moves:
+            return self._call(variant.number, None, *args, **kwargs)[0]
+        device = jax.devices()[0]
+        book = ledger(device)
+        plan = choice.plan
+        manager = manager_for(self._tiers if plan.spill_bytes else (), verify=self._verify)
+        flight = book.depart(
+            self,
+            plan.pool_bytes + plan.memory.temporary_bytes,
+            max(plan.device_peak_bytes, self._limit()),
+            manager,
+            lambda: manager.open(plan.pool_bytes, plan.spill_bytes),
+        )
+        try:
+            outputs, sentinel = self._call(
+                variant.number, np.uint32(flight.ticket), *args, **kwargs
+            )
+        except BaseException as failure:
+            book.cancel(flight)
+            known = errors.from_xla(failure)
+            if known is not None:
+                raise known from failure
+            raise
+        book.dispatched(flight, sentinel)
+        return outputs
+
+    def _landed(self, flight: Flight) -> None:
+        """Called by the ledger when a run of this step is over."""
+        if flight.stats is not None and flight.sentinel is not None:
+            self._landed_flight = flight
+
+    def _debug_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            self._warn(
+                f"jax_disable_jit is on: {self._name} runs unmanaged, operation by operation, and "
+                "keeps no budget."
+            )
+            return self._jitted(*args, **kwargs)
+        with jax.debug_nans(False):
+            outputs = self(*args, **kwargs)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
+            inexact = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(
+                leaf.dtype, jax.numpy.inexact
+            )
+            if inexact and bool(jax.numpy.isnan(leaf).any()):
+                raise FloatingPointError(
+                    f"output {jax.tree_util.keystr(path)} of the managed step {self._name} holds "
+                    "NaN. A managed step cannot be run again operation by operation; to find the "
+                    "equation, call the undecorated step (`step.__wrapped__`) under jax_debug_nans."
+                )
+        return outputs
+
+    # Planning
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plans the step for these arguments without running it.
+
+        Args:
+          *args: arrays or `jax.ShapeDtypeStruct`s (static arguments as in a call). Structs with a
+            sharding on a described GPU plan for that GPU.
+          **kwargs: the same.
+
+        Returns:
+          The plan; it prints as a table.
+
+        Raises:
+          BudgetError: if the step cannot fit the budget.
+        """
+        choice = self._variant(args, kwargs, with_minimum=True).choice
+        assert choice is not None
+        return choice.plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
+        """Lowers the managed step, like `jax.jit(...).lower`; plans it first."""
+        variant = self._variant(args, kwargs)
+        assert variant.choice is not None
+        ticket = _ANY_TICKET if variant.choice.moves else None
+        lowered = self._call.lower(variant.number, ticket, *args, **kwargs)
+        return ManagedLowered(self, variant, lowered)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's own trace, before rewriting, like `jax.jit(...).trace`."""
+        return self._jitted.trace(*args, **kwargs)
+
+    def stats(self) -> StepStats:
+        """What the last completed step moved, and how long it waited for it.
+
+        Waits for steps of this function that are in flight.
+
+        Raises:
+          TransferError: if the last step failed because bytes could not be moved.
+          RuntimeError: if no step that moves anything has completed yet.
+        """
+        ledger(jax.devices()[0]).wait(self)
+        flight = self._landed_flight
+        if flight is None:
+            if any(v.choice is not None and not v.choice.moves for v in self._variants.values()):
+                return StepStats.nothing_moved()
+            raise RuntimeError(
+                f"{self._name} has not completed a step yet; call it before asking for stats()."
+            )
+        if flight.failure is not None:
+            raise flight.failure
+        assert flight.stats is not None
+        return StepStats.from_native(flight.stats)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._jitted, "__name__", "the step")
+
+    def _limit(self) -> int:
+        if isinstance(self._budget, int):
+            return self._budget
+        return available_bytes() if self._budget is None else 0
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=4)
+
+    def _variant(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], with_minimum: bool = False
+    ) -> _Variant:
+        """Looks the signature up, or plans it."""
+        with self._lock:
+            platform = _platform(args, kwargs)
+            key = (signature(self._options, args, kwargs), platform)
+            variant = self._by_signature.get(key)
+            if variant is None:
+                variant = self._trace(key[0], args, kwargs)
+                self._plan(variant, platform, args, kwargs, with_minimum)
+                self._by_signature[key] = variant
+            elif with_minimum and variant.choice is not None and not variant.choice.moves:
+                self._plan(variant, platform, args, kwargs, with_minimum)
+            self._last = variant
+            return variant
+
+    def _trace(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant:
+        started = time.perf_counter()
+        traced = self._jitted.trace(*args, **kwargs)
+        traced_at = time.perf_counter()
+        program = build(traced.jaxpr)
+        for region in program.regions:
+            shorten_live_ranges(region)
+        for warning in program.warnings:
+            self._warn(warning)
+        return _Variant(
+            number=-1,
+            signature=key,
+            program=program,
+            out_structure=jax.tree.structure(traced.out_info),
+            trace_seconds=traced_at - started,
+            emit_seconds=time.perf_counter() - traced_at,
+        )
+
+    def _plan(
+        self,
+        variant: _Variant,
+        platform: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        with_minimum: bool,
+    ) -> None:
+        transfer.register_handlers("CUDA" if platform in ("cuda", "gpu") else platform)
+        if self._call is None:
+            self._call = self._build_call(len(args))
+
+        def compile_program(decisions: Decisions) -> MemoryUse:
+            # Each candidate gets a number of its own; the chosen one keeps its number, so that
+            # calling it later finds the program that was compiled here.
+            variant.number = next(self._numbers)
+            variant.candidate = decisions
+            self._variants[variant.number] = dataclasses.replace(variant)
+            ticket = _ANY_TICKET if decisions.moved() else None
+            lowered = self._call.lower(variant.number, ticket, *args, **kwargs)
+            memory = lowered.compile().memory_analysis()
+            variant.emit_seconds += self._variants[variant.number].emit_seconds
+            return MemoryUse(
+                argument_bytes=int(memory.argument_size_in_bytes),
+                output_bytes=int(memory.output_size_in_bytes),
+                alias_bytes=int(memory.alias_size_in_bytes),
+                temporary_bytes=int(memory.temp_size_in_bytes),
+            )
+
+        before = set(self._variants)
+        budget = available_bytes() if self._budget is None else self._budget
+        try:
+            choice = search(
+                variant.program,
+                budget,
+                self._min_bytes,
+                compile_program,
+                always_minimum=with_minimum,
+            )
+        finally:
+            tried = {n: v for n, v in self._variants.items() if n not in before}
+            for number in tried:
+                del self._variants[number]
+        chosen = next(v for v in tried.values() if v.candidate is choice.decisions)
+        variant.number, variant.candidate, variant.choice = chosen.number, choice.decisions, choice
+        self._variants[variant.number] = variant
+
+    def _build_call(self, positional: int) -> Any:
+        options = self._options
+        shifted: dict[str, Any] = {
+            "static_argnums": (0, *(n + 2 for n in options.static_argnums if n >= 0)),
+            "donate_argnums": tuple(n + 2 for n in options.donate_argnums),
+            "donate_argnames": options.donate_argnames or None,
+            "static_argnames": options.static_argnames or None,
+            "keep_unused": options.keep_unused,
+            "compiler_options": options.compiler_options,
+        }
+        if options.in_shardings is not None:
+            given = options.in_shardings
+            traced = positional - len(options.static_argnums)
+            each = tuple(given) if isinstance(given, tuple | list) else (given,) * traced
+            shifted["in_shardings"] = (None, *each)
+        if options.out_shardings is not None:
+            shifted["out_shardings"] = (options.out_shardings, None)
+
+        def step(number: int, ticket: Any, *args: Any, **kwargs: Any) -> Any:
+            variant = self._variants.get(number)
+            if variant is None or signature(options, args, kwargs) != variant.signature:
+                raise _OtherSignature
+            started = time.perf_counter()
+            dynamic, _ = split(options, args, kwargs)
+            decisions = variant.candidate
+            assert decisions is not None
+            outputs, sentinel = emit(variant.program, decisions, ticket, jax.tree.leaves(dynamic))
+            variant.emit_seconds = time.perf_counter() - started
+            return jax.tree.unflatten(variant.out_structure, outputs), sentinel
+
+        step.__name__ = step.__qualname__ = self._name
+        return jax.jit(
+            step, **{name: value for name, value in shifted.items() if value is not None}
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ManagedLowered:
+    """A lowered managed step; `compile()` gives its executable."""
+
+    step: Managed
+    variant: _Variant
+    lowered: Any
+
+    def compile(self) -> ManagedCompiled:
+        return ManagedCompiled(self.step, self.variant, self.lowered.compile())
+
+    def as_text(self, *args: Any, **kwargs: Any) -> str:
+        return self.lowered.as_text(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class ManagedCompiled:
+    """A compiled managed step, like `jax.stages.Compiled`; calling it runs it."""
+
+    step: Managed
+    variant: _Variant
+    compiled: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.step._run(self.variant, args, kwargs)
+
+    def memory_analysis(self) -> Any:
+        """XLA's figures for the managed program, without the manager's pool."""
+        return self.compiled.memory_analysis()
+
+    def cost_analysis(self) -> Any:
+        return self.compiled.cost_analysis()
+
+    def as_text(self) -> str:
+        """The scheduled HLO of the managed program."""
+        return self.compiled.as_text()
+
+
+def _platform(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Where the step is compiled for: where its arguments are, or are described to be."""
+    for leaf in jax.tree.leaves((args, kwargs)):
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None:
+            return next(iter(sharding.device_set)).platform
+    return jax.default_backend()
+
+
+__all__ = ["Managed", "managed"]

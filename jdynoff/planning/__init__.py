@@ -1,0 +1,1 @@
+"""What should happen: which values leave the device, within which budget, and why."""

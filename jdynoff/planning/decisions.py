@@ -1,0 +1,108 @@
+"""What the planner tells the rewriter: which values leave XLA, where, and how they come back.
+
+The rewriter reads these tables and decides nothing. All of them are keyed by the objects of one
+`Program`, so decisions belong to that program only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jdynoff.program.graph import Operand, Operation, Region, Value
+from jdynoff.program.structure import Node
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Site:
+    """One offload/reload pair of the rewritten program."""
+
+    value: Value | None  # the value at the level of the pair; None for an added base
+    leaf: Operand  # the array that is moved
+    node: Node | None  # the control flow it is moved through; None for straight-line code
+    region: Region  # where the pair meets
+    aval: Any  # of one entry
+    entry_bytes: int
+    entries: int  # at most, in one step
+    source: str  # file:line of the code that made it
+    reason: str
+    readers: int = 1  # reloads of one entry before it is freed
+    identifier: int = 0  # content hash, set by `number_sites`
+    kept: bool = False  # left to XLA by the budget
+
+    @property
+    def total_bytes(self) -> int:
+        """Most bytes that the site holds at once in one step."""
+        return self.entry_bytes * self.entries
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Rebuild:
+    """A residual that the consuming region computes again instead of receiving it."""
+
+    consumed: Value  # in the consuming region
+    produced: Value  # what it equals, in the producing region
+    node: Node  # the control flow between the two
+    entry_bytes: int
+    entries: int
+    source: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Own:
+    """A value of the producing region that the consuming region has under another name."""
+
+    value: Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outer:
+    """A value of the producing region that is an operand of the producer, re-read outside."""
+
+    operand: Operand
+    scanned: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored:
+    """A value of the producing region that a site of its own brings over."""
+
+    site: Site
+
+
+Origin = Own | Outer | Stored
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Replay:
+    """How a consuming region gets at the values of its producing region."""
+
+    producer: Region
+    consumer: Region
+    origins: dict[Value, Origin] = dataclasses.field(default_factory=dict)
+    rebuilds: dict[Value, Value] = dataclasses.field(default_factory=dict)  # consumed -> produced
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Spill:
+    """A straight-line value that leaves XLA between two of its uses."""
+
+    site: Site | None  # None: computed again from the step's arguments
+    value: Value
+    evictions: list[Operation]  # the value leaves XLA after each of these, until its next use
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Decisions:
+    """Everything the rewriter has to know."""
+
+    sites: list[Site] = dataclasses.field(default_factory=list)
+    rebuilt: list[Rebuild] = dataclasses.field(default_factory=list)
+    replays: dict[Region, Replay] = dataclasses.field(default_factory=dict)  # by consumer
+    spills: list[Spill] = dataclasses.field(default_factory=list)
+    min_bytes: int = 0
+
+    def moved(self) -> list[Site]:
+        """The sites whose values the manager takes."""
+        return [site for site in self.sites if not site.kept]

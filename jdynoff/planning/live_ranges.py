@@ -1,0 +1,315 @@
+"""Simulates the device peak of a program, and finds what must leave XLA to keep it low.
+
+The simulation walks a region in program order and adds up what is alive. Where that exceeds the
+allowance, the value whose next use is farthest away leaves XLA until then (Belady 1966: for equal
+sizes no choice causes fewer transfers). Control flow is entered: a loop's body may use what the
+values around the loop leave free.
+
+The trap: XLA fuses, so many results counted here are never built, and on unrolled programs the
+figure can be twice XLA's. It serves to choose; XLA's own `memory_analysis()` decides.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+
+from jdynoff.planning.decisions import Decisions, Site, Spill
+from jdynoff.planning.recompute import derivable
+from jdynoff.planning.residency import Residency
+from jdynoff.program.graph import Operation, Program, Region, Value
+from jdynoff.program.structure import leaves, root
+
+# A value whose next use is closer than this many operations is not worth moving: XLA may run the
+# operations in between in another order or as one.
+_MIN_GAP_OPERATIONS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveTensor:
+    """One array alive at the simulated peak."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    source: str
+
+
+@dataclasses.dataclass(eq=False)
+class Simulation:
+    """Live ranges of one program under one set of decisions."""
+
+    program: Program
+    decisions: Decisions
+    residency: Residency
+
+    def __post_init__(self) -> None:
+        self._peaks: dict[Region, int] = {}
+        self._bounds: dict[Region, int] = {}
+        self._reads: dict[Value, list[int]] = {}
+        self._site_of: dict[Value, Site] = {}
+        for site in self.decisions.moved():
+            for leaf in leaves(site.node):
+                for value in leaf.consumed:
+                    self._site_of[value] = site
+
+    def lower_bound(self, region: Region | None = None) -> int:
+        """The allowance that no spilling can undercut: operands and results of one operation."""
+        region = region or self.program.top
+        if region not in self._bounds:
+            bound = 0
+            for operation in region.operations:
+                needed = sum(
+                    operand.nbytes
+                    for operand in {
+                        id(value): value
+                        for number, value in enumerate(operation.operands)
+                        if isinstance(value, Value)
+                        and (operation, number) not in self.residency.served
+                        and self._counts(value)
+                    }.values()
+                )
+                needed += self._made(operation)
+                needed += max((self.lower_bound(body) for body in operation.bodies), default=0)
+                bound = max(bound, needed)
+            self._bounds[region] = bound
+        return self._bounds[region]
+
+    def peak(self, region: Region | None = None) -> int:
+        """Most bytes alive at once in `region`, without spilling."""
+        region = region or self.program.top
+        if region not in self._peaks:
+            self._peaks[region], _ = self._walk(region)
+        return self._peaks[region]
+
+    def spill(self, allowance: int) -> list[Spill]:
+        """Chooses what leaves XLA so that the simulated peak stays within `allowance` bytes."""
+        spills: list[Spill] = []
+        self._spill(self.program.top, allowance, spills)
+        return spills
+
+    def largest_at_peak(self, count: int = 10) -> list[LiveTensor]:
+        """The largest arrays alive where the simulated peak is reached, outermost first."""
+        found: list[LiveTensor] = []
+        region = self.program.top
+        while True:
+            _, position = self._walk(region)
+            if position is None:
+                break
+            operation = region.operations[position]
+            found.extend(self._alive_at(region, position))
+            bodies = sorted(operation.bodies, key=self.peak)
+            if not bodies:
+                break
+            region = bodies[-1]
+        return sorted(found, key=lambda tensor: -tensor.nbytes)[:count]
+
+    def _alive_at(self, region: Region, position: int) -> list[LiveTensor]:
+        alive = []
+        for value in self._values(region):
+            first, last = self._range(value)
+            if first <= position <= last:
+                alive.append(
+                    LiveTensor(
+                        tuple(value.aval.shape),
+                        str(value.aval.dtype),
+                        value.nbytes,
+                        value.producer.source if value.producer is not None else "",
+                    )
+                )
+        return alive
+
+    def _counts(self, value: Value) -> bool:
+        """Whether a value occupies memory of its own in its region."""
+        if value in self.residency.dropped or value.nbytes == 0:
+            return False
+        if value.producer is None:
+            owner = value.region.owner
+            scanned = (
+                owner is not None
+                and owner.kind == "scan"
+                and value.index >= owner.spec.num_consts + owner.spec.num_carry
+            )
+            return scanned or value in self.residency.late
+        # The step's outputs have buffers of their own, counted apart.
+        return not (value.region.owner is None and value.output_positions)
+
+    def _made(self, operation: Operation) -> int:
+        return sum(result.nbytes for result in operation.results if self._counts(result))
+
+    def _values(self, region: Region) -> list[Value]:
+        values = [value for value in region.inputs if self._counts(value)]
+        for operation in region.operations:
+            values.extend(result for result in operation.results if self._counts(result))
+        return values
+
+    def _positions(self, value: Value) -> list[int]:
+        """Positions that need the value as an array, in order."""
+        if value not in self._reads:
+            positions = [operation.position for operation in self.residency.reads(value)]
+            if self.residency.is_output(value):
+                positions.append(len(value.region.operations))
+            self._reads[value] = positions
+        return self._reads[value]
+
+    def _range(self, value: Value) -> tuple[int, int]:
+        positions = self._positions(value)
+        if value.producer is not None:
+            first = value.producer.position
+        elif value in self.residency.late and positions:
+            first = positions[0]
+        else:
+            first = 0
+        return first, (positions[-1] if positions else first)
+
+    def _walk(self, region: Region) -> tuple[int, int | None]:
+        """The unspilled peak and the position at which it is reached."""
+        count = len(region.operations)
+        change = [0] * (count + 2)
+        for value in self._values(region):
+            first, last = self._range(value)
+            change[first] += value.nbytes
+            change[last + 1] -= value.nbytes
+        alive = peak = 0
+        where: int | None = None
+        for position, operation in enumerate(region.operations):
+            alive += change[position]
+            inside = max((self.peak(body) for body in operation.bodies), default=0)
+            if alive + inside > peak:
+                peak, where = alive + inside, position
+        return peak, where
+
+    def _spill(self, region: Region, allowance: int, spills: list[Spill]) -> None:
+        if self.peak(region) <= allowance:
+            return
+        starting: dict[int, list[Value]] = {}
+        for value in self._values(region):
+            first, _ = self._range(value)
+            starting.setdefault(first, []).append(value)
+        from_arguments = derivable(region, self._arguments(region))
+        alive: dict[Value, None] = {}
+        away: set[Value] = set()
+        heap: list[tuple[int, int, Value]] = []  # (-next use, tie, value)
+        evictions: dict[Value, list[Operation]] = {}
+        total = 0
+        tie = 0
+
+        def next_use(value: Value, position: int) -> int | None:
+            positions = self._positions(value)
+            following = bisect.bisect_right(positions, position)
+            return positions[following] if following < len(positions) else None
+
+        for position, operation in enumerate(region.operations):
+            arriving = starting.get(position, []) + [
+                operand
+                for operand in {
+                    id(operand): operand
+                    for operand in operation.operands
+                    if isinstance(operand, Value) and operand in away
+                }.values()
+                if position in self._positions(operand)
+            ]
+            for value in arriving:
+                away.discard(value)
+                alive[value] = None
+                total += value.nbytes
+            inside = max((self.peak(body) for body in operation.bodies), default=0)
+            least = max((self.lower_bound(body) for body in operation.bodies), default=0)
+            needed_here = {id(operand) for operand in operation.operands} | {
+                id(result) for result in operation.results
+            }
+            postponed = []
+            while total + inside > allowance and heap:
+                negative, _, value = heapq.heappop(heap)
+                following = next_use(value, position - 1)
+                if value not in alive or following is None or -negative != following:
+                    continue
+                if id(value) in needed_here:
+                    postponed.append((negative, _, value))
+                    continue
+                last = self._last_use_before(value, position)
+                if following - last.position < _MIN_GAP_OPERATIONS:
+                    continue
+                del alive[value]
+                away.add(value)
+                total -= value.nbytes
+                evictions.setdefault(value, []).append(last)
+            for item in postponed:
+                heapq.heappush(heap, item)
+            if total + inside > allowance and operation.bodies:
+                for body in operation.bodies:
+                    self._spill(body, max(least, allowance - total), spills)
+            touched = {
+                id(value): value
+                for value in (*operation.operands, *operation.results)
+                if isinstance(value, Value) and value in alive
+            }
+            for value in touched.values():
+                following = next_use(value, position)
+                if following is None:
+                    del alive[value]
+                    total -= value.nbytes
+                elif self._movable(value):
+                    tie += 1
+                    heapq.heappush(heap, (-following, tie, value))
+        for value, points in evictions.items():
+            spills.append(self._record(value, points, value in from_arguments))
+
+    def _movable(self, value: Value) -> bool:
+        if value.nbytes < self.decisions.min_bytes or self.residency.is_output(value):
+            return False
+        return value.producer is not None or value in self._site_of
+
+    def _last_use_before(self, value: Value, position: int) -> Operation:
+        operations = value.region.operations
+        earlier = bisect.bisect_left(self._positions(value), position)
+        if earlier:
+            return operations[self._positions(value)[earlier - 1]]
+        assert value.producer is not None
+        return value.producer
+
+    def _arguments(self, region: Region) -> set[Value]:
+        top = self.program.top
+        found = set()
+        for value in region.inputs:
+            source = root(value)
+            if not isinstance(source, Value) or (source.region is top and source.producer is None):
+                found.add(value)
+        return found
+
+    def _record(self, value: Value, points: list[Operation], from_arguments: bool) -> Spill:
+        site = self._site_of.get(value)
+        if site is not None:
+            site.readers += len(points)
+            return Spill(site, value, points)
+        if from_arguments:
+            return Spill(None, value, points)
+        assert value.producer is not None
+        site = Site(
+            value=value,
+            leaf=value,
+            node=None,
+            region=value.region,
+            aval=value.aval,
+            entry_bytes=value.nbytes,
+            entries=1,  # reloaded before the region runs again
+            source=value.producer.source,
+            reason="its next use is far away",
+            readers=len(points),
+        )
+        self.decisions.sites.append(site)
+        return Spill(site, value, points)
+
+
+def executions(region: Region) -> int:
+    """How often a region runs in one step: the product of the loops around it.
+
+    A `while` counts once, since nobody knows; a branch counts as taken.
+    """
+    count = 1
+    while region.owner is not None:
+        if region.owner.kind == "scan":
+            count *= region.owner.spec.length
+        region = region.owner.region
+    return count

@@ -1,0 +1,121 @@
+"""The plan of one step: what leaves the device, and what that costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from jdynoff.planning.live_ranges import LiveTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryUse:
+    """What XLA says a compiled program needs, in bytes.
+
+    Its own `peak_memory_in_bytes` is not used: on the CPU it is wrong (71 MB for a program with
+    573 MB of temporaries); the sum below is what a process really uses.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int  # outputs that reuse donated arguments
+    temporary_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What the program occupies at its peak."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedSite:
+    """One residual and what happens to it.
+
+    Attributes:
+      source: file:line of the user's code that made it.
+      shape: of one entry.
+      dtype: of one entry.
+      entry_bytes: of one entry.
+      entries: how many the step holds at once at most.
+      bytes: `entry_bytes * entries`.
+      action: "offload", "recompute" or "keep".
+      tier: where its bytes go: "pool", "pool, then disk" or "xla".
+      reason: why.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    entry_bytes: int
+    entries: int
+    bytes: int
+    action: str
+    tier: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a managed step will do; made without running it.
+
+    Attributes:
+      budget_bytes: the budget that it keeps; None for the least that is possible.
+      device_peak_bytes: XLA's arguments + outputs - aliases + temporaries, plus the pool.
+      min_feasible_bytes: the smallest budget with which the step can run.
+      plain_peak_bytes: the same sum for plain JAX where it was compiled, else its simulation.
+      plain_is_simulated: whether `plain_peak_bytes` is a simulation.
+      memory: XLA's figures for the managed program.
+      pool_bytes: the manager's arena, staging included.
+      spill_bytes: disk space that the step reserves.
+      offloaded_bytes: handed to the manager in one step, at most.
+      reloaded_bytes: taken back in one step, at most.
+      disk_written_bytes: of these, written to disk at most; disks wear.
+      sites: every residual that was considered, largest first.
+      note: why the step runs unchanged, if it does.
+      warnings: constructs that make managing pointless, with their source lines.
+      largest: the largest arrays alive at the simulated peak.
+      compiles: how often XLA compiled the step to find the plan.
+      rewrite_seconds: tracing excluded; finding, choosing and emitting.
+      compile_seconds: in XLA, for the chosen program.
+    """
+
+    budget_bytes: int | None
+    device_peak_bytes: int
+    min_feasible_bytes: int
+    plain_peak_bytes: int
+    plain_is_simulated: bool
+    memory: MemoryUse
+    pool_bytes: int
+    spill_bytes: int
+    offloaded_bytes: int
+    reloaded_bytes: int
+    disk_written_bytes: int
+    sites: tuple[PlannedSite, ...]
+    note: str
+    warnings: tuple[str, ...]
+    largest: tuple[LiveTensor, ...]
+    compiles: int
+    rewrite_seconds: float
+    compile_seconds: float
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Bytes that cross the boundary between XLA and the manager in one step, both ways."""
+        return self.offloaded_bytes + self.reloaded_bytes
+
+    def to_json(self) -> str:
+        """The plan as a JSON object with the attributes above and `traffic_bytes`."""
+        content: dict[str, Any] = dataclasses.asdict(self)
+        content["traffic_bytes"] = self.traffic_bytes
+        return json.dumps(content)
+
+    def __rich__(self) -> Any:
+        from jdynoff.report.tables import plan_table
+
+        return plan_table(self)
+
+    def __str__(self) -> str:
+        from jdynoff.report.tables import as_text
+
+        return as_text(self.__rich__())

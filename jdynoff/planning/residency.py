@@ -1,0 +1,104 @@
+"""Which values still exist in XLA's memory once the sites of a plan are carried out.
+
+Both the live-range simulation and the rewriter need it: a stack whose only reader takes its slices
+from the manager is never built, and neither are the inner stacks that it was built from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jdynoff.planning.decisions import Decisions
+from jdynoff.program.graph import Operation, Program, Region, Value
+from jdynoff.program.structure import Leaf, Node, ScanNode
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Residency:
+    """What XLA does not see any more."""
+
+    # Operands that arrive as tokens, or are computed again, instead of as arrays.
+    served: set[tuple[Operation, int]] = dataclasses.field(default_factory=set)
+    # Results of control flow that nobody reads as arrays.
+    dropped: set[Value] = dataclasses.field(default_factory=set)
+    # Per region, the outputs that belong to dropped results of its operation.
+    dead_outputs: dict[Region, set[int]] = dataclasses.field(default_factory=dict)
+    # Values that exist only from their first use on: reloaded or computed again.
+    late: set[Value] = dataclasses.field(default_factory=set)
+
+    def reads(self, value: Value) -> list[Operation]:
+        """Operations that read `value` as an array, in program order, each once."""
+        operations = {
+            operation.position: operation
+            for operation, number in value.uses
+            if (operation, number) not in self.served
+        }
+        return [operations[position] for position in sorted(operations)]
+
+    def is_output(self, value: Value) -> bool:
+        """Whether the region still returns `value` as an array."""
+        dead = self.dead_outputs.get(value.region, ())
+        return any(position not in dead for position in value.output_positions)
+
+
+def residency(program: Program, decisions: Decisions) -> Residency:
+    """Follows the decisions' control flow once, from the outermost region inwards."""
+    state = Residency()
+    for site in decisions.sites:
+        if site.kept or site.node is None:
+            continue
+        _serve(site.node, state)
+    for rebuilt in decisions.rebuilt:
+        _serve(rebuilt.node, state)
+    for region in program.regions:
+        for operation in region.operations:
+            if operation.kind not in ("scan", "cond"):
+                continue
+            first = operation.spec.num_carry if operation.kind == "scan" else 0
+            for value in operation.results[first:]:
+                served = any(use in state.served for use in value.uses)
+                dead = bool(value.output_positions) and not state.is_output(value)
+                if (served or dead) and not state.reads(value) and not state.is_output(value):
+                    state.dropped.add(value)
+                    for body in operation.bodies:
+                        state.dead_outputs.setdefault(body, set()).add(value.index)
+    return state
+
+
+def _serve(node: Node, state: Residency) -> None:
+    if isinstance(node, Leaf):
+        state.late.update(node.consumed)
+        return
+    if node.result >= 0:
+        state.served.update(node.consumers)
+    inner = (node.inner,) if isinstance(node, ScanNode) else node.branches
+    for child in inner:
+        if child is not None:
+            _serve(child, state)
+
+
+def holds_calls(decisions: Decisions) -> set[Operation]:
+    """Operations inside whose regions the rewritten program calls the manager."""
+    found: set[Operation] = set()
+
+    def mark(region: Region | None) -> None:
+        while region is not None and region.owner is not None and region.owner not in found:
+            found.add(region.owner)
+            region = region.owner.region
+
+    def visit(node: Node | None) -> None:
+        if node is None or isinstance(node, Leaf):
+            return
+        for operation in (node.producer, *(use[0] for use in node.consumers)):
+            found.add(operation)
+            mark(operation.region)
+        for child in (node.inner,) if isinstance(node, ScanNode) else node.branches:
+            visit(child)
+
+    for site in decisions.moved():
+        visit(site.node)
+        mark(site.region)
+    for spill in decisions.spills:
+        if spill.site is not None:
+            mark(spill.value.region)
+    return found

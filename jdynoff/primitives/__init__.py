@@ -1,0 +1,1 @@
+"""The JAX primitives over the buffer manager's custom calls."""

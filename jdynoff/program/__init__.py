@@ -1,0 +1,1 @@
+"""What the traced step is: operations, values, regions and how they nest."""

@@ -1,0 +1,74 @@
+"""The traced step as an indexed graph, for every later stage.
+
+A jaxpr answers "what are the operands of this equation" but not "who uses this value", and it
+hides straight-line code behind calls. `Program` is the same program with calls in place and both
+directions indexed, so that every later pass is linear.
+
+The trap: a `Value` belongs to exactly one region. A scan body's input is a different value from
+the array that the scan slices; only the structures of `program.structure` relate the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """One array in one region: a region input, a constant, or a result of an operation."""
+
+    aval: Any
+    nbytes: int  # 0 where the value is not plain bytes (PRNG keys, tokens)
+    region: Region
+    producer: Operation | None = None  # None for inputs and constants of the region
+    index: int = 0  # result number of `producer`, or input number of `region`
+    uses: list[tuple[Operation, int]] = dataclasses.field(default_factory=list)
+    output_positions: list[int] = dataclasses.field(default_factory=list)  # of `region`
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Constant:
+    """A literal or a captured constant: available everywhere, never moved."""
+
+    value: Any
+    aval: Any
+
+
+Operand = Value | Constant
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Operation:
+    """One equation: what it reads, what it makes, and the regions it runs."""
+
+    eqn: Any
+    name: str
+    kind: str  # "plain", "scan", "cond", "while" or "barrier"
+    operands: list[Operand]
+    results: list[Value]
+    region: Region
+    position: int  # in `region.operations`
+    bodies: tuple[Region, ...] = ()
+    spec: Any = None  # ScanSpec or WhileSpec
+    source: str = ""  # file:line
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Region:
+    """A straight line of operations: the step itself, a scan body, a branch, a while body."""
+
+    owner: Operation | None
+    role: str  # "step", "scan", "branch 0", "while cond", "while body"
+    inputs: list[Value] = dataclasses.field(default_factory=list)
+    operations: list[Operation] = dataclasses.field(default_factory=list)
+    outputs: list[Operand] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Program:
+    """A whole traced step."""
+
+    top: Region
+    regions: list[Region]  # outermost first
+    warnings: list[str]  # constructs that make managing pointless, with their source line

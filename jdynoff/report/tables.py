@@ -1,0 +1,102 @@
+"""Tables for people: the plan of a step."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from jdynoff.planning.budget import format_bytes
+
+if TYPE_CHECKING:
+    from jdynoff.planning.plan import Plan
+
+_MOST_ROWS = 30
+
+
+def plan_table(plan: Plan) -> Group:
+    """The totals of a plan and its largest sites."""
+    totals = Table(show_header=False, box=None, pad_edge=False)
+    totals.add_column(justify="left")
+    totals.add_column(justify="right")
+    totals.add_column(justify="left")
+    budget = "the least possible" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+    rows = [
+        ("budget", budget, ""),
+        (
+            "device peak",
+            format_bytes(plan.device_peak_bytes),
+            f"XLA {format_bytes(plan.memory.total_bytes)} + pool {format_bytes(plan.pool_bytes)}",
+        ),
+        (
+            "plain JAX",
+            format_bytes(plan.plain_peak_bytes),
+            "simulated" if plan.plain_is_simulated else "XLA's figure",
+        ),
+        ("smallest budget", format_bytes(plan.min_feasible_bytes), ""),
+        (
+            "moved per step",
+            format_bytes(plan.traffic_bytes),
+            f"{format_bytes(plan.offloaded_bytes)} out, {format_bytes(plan.reloaded_bytes)} back",
+        ),
+        ("written to disk", format_bytes(plan.disk_written_bytes), "at most, per step"),
+    ]
+    for row in rows:
+        totals.add_row(*row)
+    parts: list[Any] = [totals]
+    if plan.note:
+        parts.append(Text(plan.note))
+    parts.extend(Text(f"warning: {warning}", style="yellow") for warning in plan.warnings)
+    if plan.sites:
+        parts.append(_sites_table(plan))
+    return Group(*parts)
+
+
+def _sites_table(plan: Plan) -> Table:
+    table = Table(title="residuals, largest first", title_justify="left")
+    for name, justify in (
+        ("source", "left"),
+        ("array", "left"),
+        ("entries", "right"),
+        ("bytes", "right"),
+        ("action", "left"),
+        ("tier", "left"),
+        ("why", "left"),
+    ):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for site in plan.sites[:_MOST_ROWS]:
+        table.add_row(
+            _short(site.source),
+            f"{site.dtype}[{','.join(map(str, site.shape))}]",
+            str(site.entries),
+            format_bytes(site.bytes),
+            site.action,
+            site.tier,
+            site.reason,
+        )
+    if len(plan.sites) > _MOST_ROWS:
+        rest = plan.sites[_MOST_ROWS:]
+        table.add_row(
+            f"{len(rest)} more", "", "", format_bytes(sum(site.bytes for site in rest)), "", "", ""
+        )
+    return table
+
+
+def _short(source: str) -> str:
+    """`file:line` with the path relative to the working directory where that is shorter."""
+    path, _, line = source.rpartition(":")
+    if not path:
+        return source
+    relative = os.path.relpath(path)
+    return f"{min(relative, path, key=len)}:{line}"
+
+
+def as_text(renderable: Any, width: int = 120) -> str:
+    """What `print` shows for a rich renderable."""
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get().rstrip()

@@ -1,0 +1,449 @@
+"""Emits the step again, by evaluating its graph, with offloads and reloads where decided.
+
+The program is evaluated operation by operation under JAX's tracing, so everything that is not
+touched is bound exactly as it was, with its source line. Control flow that a site passes through is
+emitted by `lax.scan`, `lax.switch` and `lax.while_loop` with tokens in the place of arrays.
+
+Three rules give exact results and low memory:
+1. Every call takes the serial that the previous call returned; loops carry it. XLA can then not
+   reorder calls, not even between the copies of an unrolled body.
+2. A reload stands right before its first use and takes that use's latest operand as a dependency,
+   so XLA does not hoist it.
+3. In straight-line code a reload also depends on the results of everything that consumed an earlier
+   reload: what was brought back is used up before more is brought back.
+
+The trap: `lax.scan` may trace a body more than once, so all state of a body lives in its `_Scope`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jdynoff import jax_compat
+from jdynoff.planning.decisions import Decisions, Outer, Own, Replay, Site, Stored
+from jdynoff.planning.residency import holds_calls, residency
+from jdynoff.primitives import transfer
+from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
+from jdynoff.rewrite.tables import Tables, build_tables
+
+# A dependency older than this many operations no longer pins a reload to its place.
+_STALE_OPERATIONS = 3
+
+
+def emit(
+    program: Program, decisions: Decisions, ticket: jax.Array | None, arguments: Sequence[Any]
+) -> tuple[list[Any], jax.Array | None]:
+    """Evaluates the step with its decisions carried out; to be called while tracing.
+
+    Args:
+      program: the step.
+      decisions: what leaves XLA.
+      ticket: u32[], names the run to the manager; None if nothing is moved.
+      arguments: the step's flat arguments.
+
+    Returns:
+      The step's flat outputs, and the sentinel (u32[]): it fails when the run fails. The sentinel
+      is None if nothing is moved.
+    """
+    state = residency(program, decisions)
+    tables = build_tables(program, decisions, state, holds_calls(decisions))
+    emitter = _Emitter(tables)
+    return emitter.step(program.top, ticket, arguments)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Scope:
+    """The values of one region while it is being emitted."""
+
+    region: Region
+    values: dict[Value, Any]
+    tokens: dict[Site, Any]
+    away: dict[Value, Site | None] = dataclasses.field(default_factory=dict)
+    made_at: dict[Value, int] = dataclasses.field(default_factory=dict)
+    clock: int = 0
+    last_result: Any = None
+    reloaded: set[Value] = dataclasses.field(default_factory=set)
+    retired: list[Any] = dataclasses.field(default_factory=list)
+    replay: Replay | None = None
+    outside: dict[Value, Any] = dataclasses.field(default_factory=dict)
+    rebuilt: dict[Value, Any] = dataclasses.field(default_factory=dict)
+
+
+class _Emitter:
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.serial: Any = None
+
+    def step(self, top: Region, ticket: Any, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
+        self.serial = transfer.begin(ticket) if ticket is not None else None
+        scope = _Scope(top, dict(zip(top.inputs, arguments, strict=True)), {})
+        self.operations(scope)
+        outputs = [self.read(scope, output) for output in top.outputs]
+        return outputs, transfer.end(self.serial) if ticket is not None else None
+
+    def operations(self, scope: _Scope) -> None:
+        control_flow = {"scan": self.scan, "cond": self.cond, "while": self.while_loop}
+        for value in scope.region.inputs:
+            self.made(scope, value)
+        for operation in scope.region.operations:
+            scope.clock += 1
+            if operation.kind == "barrier":
+                inputs = self.operands(scope, operation)
+                results = list(lax.optimization_barrier(tuple(inputs)))
+            elif operation not in self.tables.touched:
+                inputs = self.operands(scope, operation)
+                results = jax_compat.bind_equation(operation.eqn, inputs)
+            else:
+                with jax_compat.equation_context(operation.eqn):
+                    results = control_flow[operation.kind](scope, operation)
+            self.store(scope, operation, results)
+
+    def store(self, scope: _Scope, operation: Operation, results: Sequence[Any]) -> None:
+        consumed_reload = any(
+            isinstance(operand, Value) and operand in scope.reloaded
+            for operand in operation.operands
+        )
+        for value, result in zip(operation.results, results, strict=True):
+            if result is None:
+                continue  # dropped: only its token exists
+            scope.values[value] = result
+            scope.made_at[value] = scope.clock
+            if value.nbytes:
+                scope.last_result = result
+                if consumed_reload:
+                    scope.retired.append(result)
+            self.made(scope, value)
+        for value, site in self.tables.evict.get(operation, ()):
+            if site is not None and site not in scope.tokens:
+                scope.tokens[site] = self.offload(scope.values[value], site)
+            scope.values.pop(value, None)
+            scope.reloaded.discard(value)
+            scope.rebuilt.clear()
+            scope.away[value] = site
+
+    def made(self, scope: _Scope, value: Value) -> None:
+        for site in self.tables.offload.get(value, ()):
+            if value not in scope.values:
+                self.read(scope, value)
+            scope.tokens[site] = self.offload(scope.values[value], site)
+
+    def offload(self, value: Any, site: Site) -> Any:
+        if site.kept:
+            return value  # the budget leaves this one to XLA: the array is its own token
+        self.serial = transfer.offload(
+            value, self.serial, site=site.identifier, readers=site.readers
+        )
+        return self.serial
+
+    # Reading
+
+    def operands(self, scope: _Scope, operation: Operation) -> list[Any]:
+        return [
+            self.read(scope, operand, operation)
+            for number, operand in enumerate(operation.operands)
+        ]
+
+    def read(self, scope: _Scope, operand: Operand, reader: Operation | None = None) -> Any:
+        if isinstance(operand, Constant):
+            return operand.value
+        if operand in scope.values:
+            return scope.values[operand]
+        replay = scope.replay
+        if operand in scope.away:
+            site = scope.away[operand]
+            if site is None:
+                value = self.evaluate_again(scope, operand)
+            else:
+                value = self.reload(scope, site, operand, reader, straight_line=True)
+        elif operand in self.tables.parked:
+            value = self.reload(scope, self.tables.parked[operand], operand, reader)
+        elif replay is not None and operand in replay.rebuilds:
+            value = self.rebuild(scope, replay.rebuilds[operand], reader)
+        else:
+            raise AssertionError(f"value of {operand.aval} in {scope.region.role} was never made")
+        scope.values[operand] = value
+        scope.made_at[operand] = scope.clock
+        return value
+
+    def reload(
+        self,
+        scope: _Scope,
+        site: Site,
+        value: Value,
+        reader: Operation | None,
+        straight_line: bool = False,
+    ) -> Any:
+        token = scope.tokens[site]
+        if site.kept:
+            return token
+        dependencies = self.dependencies(scope, reader, straight_line)
+        array, self.serial = transfer.reload(
+            token, self.serial, dependencies, site=site.identifier, aval=site.aval
+        )
+        if straight_line:
+            scope.reloaded.add(value)
+        return array
+
+    def dependencies(
+        self, scope: _Scope, reader: Operation | None, straight_line: bool
+    ) -> list[Any]:
+        found: list[Any] = []
+        latest = -1
+        if reader is not None:
+            ready = [
+                operand
+                for operand in reader.operands
+                if isinstance(operand, Value) and operand in scope.values and operand.nbytes
+            ]
+            if ready:
+                newest = max(ready, key=lambda operand: scope.made_at.get(operand, 0))
+                latest = scope.made_at.get(newest, 0)
+                found.append(scope.values[newest])
+        if scope.last_result is not None and latest < scope.clock - _STALE_OPERATIONS:
+            found.append(scope.last_result)
+        if straight_line:
+            found.extend(scope.retired)
+            scope.retired = []
+        unique = {id(array): array for array in found}
+        return list(unique.values())
+
+    def rebuild(self, scope: _Scope, produced: Operand, reader: Operation | None) -> Any:
+        """Computes a value of the producing region in the consuming one."""
+        if isinstance(produced, Constant):
+            return produced.value
+        if produced in scope.rebuilt:
+            return scope.rebuilt[produced]
+        assert scope.replay is not None
+        origin = scope.replay.origins.get(produced)
+        if isinstance(origin, Own):
+            return self.read(scope, origin.value, reader)
+        if isinstance(origin, Outer):
+            return scope.outside[produced]
+        if isinstance(origin, Stored):
+            value = self.reload(scope, origin.site, produced, reader)
+            scope.rebuilt[produced] = value
+            return value
+        operation = produced.producer
+        assert operation is not None, "a rebuilt value starts from values with an origin"
+        inputs = [self.rebuild(scope, operand, reader) for operand in operation.operands]
+        results = jax_compat.bind_equation(operation.eqn, inputs)
+        scope.rebuilt.update(zip(operation.results, results, strict=True))
+        return scope.rebuilt[produced]
+
+    def evaluate_again(self, scope: _Scope, value: Value) -> Any:
+        """Computes a straight-line value a second time, from values that never left."""
+        done: dict[Value, Any] = {}
+
+        def evaluate(operand: Operand) -> Any:
+            if isinstance(operand, Constant):
+                return operand.value
+            if operand in scope.values:
+                return scope.values[operand]
+            if operand not in done:
+                operation = operand.producer
+                assert operation is not None
+                inputs = [evaluate(other) for other in operation.operands]
+                results = jax_compat.bind_equation(operation.eqn, inputs)
+                done.update(zip(operation.results, results, strict=True))
+            return done[operand]
+
+        return evaluate(value)
+
+    # Control flow
+
+    @contextlib.contextmanager
+    def serial_inside(self, serial: Any) -> Iterator[None]:
+        outside, self.serial = self.serial, serial
+        try:
+            yield
+        finally:
+            self.serial = outside
+
+    def array(self, scope: _Scope, operand: Operand, reader: Operation) -> Any:
+        value = self.read(scope, operand, reader)
+        if isinstance(operand, Constant):
+            return jnp.asarray(value, dtype=operand.aval.dtype) if not _is_key(operand) else value
+        return value
+
+    def child(
+        self, scope: _Scope, region: Region, values: dict[Value, Any], tokens: Sequence[Any]
+    ) -> _Scope:
+        sites = self.tables.imports.get(region, ())
+        child = _Scope(region, values, dict(zip(sites, tokens, strict=True)))
+        replay = self.tables.replays.get(region)
+        if replay is not None:
+            child.replay = replay
+            for produced, origin in replay.origins.items():
+                if isinstance(origin, Outer) and not origin.scanned:
+                    child.outside[produced] = self.read(scope, origin.operand)
+        return child
+
+    def outputs(self, scope: _Scope, keep: Sequence[int]) -> list[Any]:
+        region = scope.region
+        owner = region.owner
+        assert owner is not None
+        arrays = [self.array(scope, region.outputs[number], owner) for number in keep]
+        for export in self.tables.exports.get(region, ()):
+            if export.made and export.site in scope.tokens:
+                arrays.append(scope.tokens[export.site])
+            elif export.made:  # the leaf is a constant
+                leaf = export.site.leaf
+                arrays.append(self.offload(self.array(scope, leaf, owner), export.site))
+                scope.tokens[export.site] = arrays[-1]
+            elif export.site.kept:
+                aval = export.site.aval
+                arrays.append(jnp.zeros(export.shape + tuple(aval.shape), aval.dtype))
+            else:
+                arrays.append(jnp.zeros(export.shape, np.uint32))
+        return arrays
+
+    def take_exports(self, scope: _Scope, region: Region, arrays: Sequence[Any]) -> None:
+        for export, token in zip(self.tables.exports.get(region, ()), arrays, strict=True):
+            scope.tokens[export.site] = token
+
+    def scan(self, scope: _Scope, operation: Operation) -> list[Any]:
+        spec, (body,) = operation.spec, operation.bodies
+        first = spec.num_consts + spec.num_carry
+        served = self.tables.residency.served
+        constants = {
+            body.inputs[number]: self.read(scope, operation.operands[number], operation)
+            for number in range(spec.num_consts)
+        }
+        carry = [
+            self.array(scope, operand, operation)
+            for operand in operation.operands[spec.num_consts : first]
+        ]
+        sliced = [
+            number
+            for number in range(first, len(operation.operands))
+            if (operation, number) not in served
+        ]
+        replay = self.tables.replays.get(body)
+        again = [
+            (produced, origin.operand)
+            for produced, origin in (replay.origins.items() if replay is not None else ())
+            if isinstance(origin, Outer) and origin.scanned
+        ]
+        xs = (
+            [self.array(scope, operation.operands[number], operation) for number in sliced],
+            [scope.tokens[site] for site in self.tables.imports.get(body, ())],
+            [self.array(scope, operand, operation) for _, operand in again],
+        )
+        keep_carry = range(spec.num_carry)
+        keep = [
+            number
+            for number in range(spec.num_carry, len(operation.results))
+            if operation.results[number] not in self.tables.residency.dropped
+        ]
+        calls = operation in self.tables.calling
+
+        def iteration(carried: Any, slices: Any) -> Any:
+            state, serial = carried
+            arrays, tokens, read_again = slices
+            values = dict(constants)
+            values.update(zip(body.inputs[spec.num_consts : first], state, strict=True))
+            values.update(zip((body.inputs[number] for number in sliced), arrays, strict=True))
+            with self.serial_inside(serial):
+                inner = self.child(scope, body, values, tokens)
+                inner.outside.update(
+                    zip((produced for produced, _ in again), read_again, strict=True)
+                )
+                self.operations(inner)
+                ys = self.outputs(inner, keep)
+                state = [
+                    self.array(inner, body.outputs[number], operation) for number in keep_carry
+                ]
+                return (state, self.serial), ys
+
+        (state, serial), ys = lax.scan(
+            iteration,
+            (carry, self.serial if calls else None),
+            xs,
+            length=spec.length,
+            reverse=spec.reverse,
+            unroll=spec.unroll,
+        )
+        if calls:
+            self.serial = serial
+        self.take_exports(scope, body, ys[len(keep) :])
+        results: list[Any] = [*state, *([None] * (len(operation.results) - spec.num_carry))]
+        for number, array in zip(keep, ys, strict=False):
+            results[number] = array
+        return results
+
+    def cond(self, scope: _Scope, operation: Operation) -> list[Any]:
+        served = self.tables.residency.served
+        index = self.read(scope, operation.operands[0], operation)
+        operands = {
+            number: self.read(scope, operand, operation)
+            for number, operand in enumerate(operation.operands)
+            if number and (operation, number) not in served
+        }
+        tokens = [scope.tokens[site] for site in self.tables.imports.get(operation.bodies[0], ())]
+        keep = [
+            number
+            for number, result in enumerate(operation.results)
+            if result not in self.tables.residency.dropped
+        ]
+        calls = operation in self.tables.calling
+
+        def branch(body: Region) -> Any:
+            def run() -> Any:
+                values = {body.inputs[number - 1]: array for number, array in operands.items()}
+                with self.serial_inside(self.serial):
+                    inner = self.child(scope, body, values, tokens)
+                    self.operations(inner)
+                    return self.outputs(inner, keep), self.serial if calls else None
+
+            return run
+
+        arrays, serial = lax.switch(index, [branch(body) for body in operation.bodies])
+        if calls:
+            self.serial = serial
+        self.take_exports(scope, operation.bodies[0], arrays[len(keep) :])
+        results: list[Any] = [None] * len(operation.results)
+        for number, array in zip(keep, arrays, strict=False):
+            results[number] = array
+        return results
+
+    def while_loop(self, scope: _Scope, operation: Operation) -> list[Any]:
+        spec, (cond, body) = operation.spec, operation.bodies
+        operands = operation.operands
+        first = spec.cond_num_consts + spec.body_num_consts
+        cond_constants = [self.read(scope, operand) for operand in operands[: spec.cond_num_consts]]
+        body_constants = [
+            self.read(scope, operand) for operand in operands[spec.cond_num_consts : first]
+        ]
+        carry = [self.array(scope, operand, operation) for operand in operands[first:]]
+        calls = operation in self.tables.calling
+
+        def test(carried: Any) -> Any:
+            values = dict(zip(cond.inputs, [*cond_constants, *carried[0]], strict=True))
+            inner = self.child(scope, cond, values, ())
+            self.operations(inner)
+            return self.array(inner, cond.outputs[0], operation)
+
+        def iteration(carried: Any) -> Any:
+            state, serial = carried
+            values = dict(zip(body.inputs, [*body_constants, *state], strict=True))
+            with self.serial_inside(serial):
+                inner = self.child(scope, body, values, ())
+                self.operations(inner)
+                return self.outputs(inner, range(len(body.outputs))), self.serial
+
+        state, serial = lax.while_loop(test, iteration, (carry, self.serial if calls else None))
+        if calls:
+            self.serial = serial
+        return list(state)
+
+
+def _is_key(operand: Constant) -> bool:
+    return jax_compat.is_extended_dtype(operand.aval)

@@ -1,0 +1,100 @@
+"""Indexes decisions by the operation, region or value at which the emitter must act."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from jdynoff.planning.decisions import Decisions, Replay, Site
+from jdynoff.planning.residency import Residency
+from jdynoff.program.graph import Operation, Program, Region, Value
+from jdynoff.program.structure import Leaf, Node, ScanNode, token_shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Export:
+    """A site's token that a body returns; `made` is False in branches that store nothing."""
+
+    site: Site
+    made: bool
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Tables:
+    """Where each site acts. All lookups of the emitter are here; it decides nothing."""
+
+    exports: dict[Region, list[Export]]  # tokens that a body returns, in order
+    imports: dict[Region, list[Site]]  # tokens that a body receives, in order
+    offload: dict[Value, list[Site]]  # right after this value exists
+    parked: dict[Value, Site]  # this value is reloaded at its first use
+    evict: dict[Operation, list[tuple[Value, Site | None]]]  # after this operation
+    replays: dict[Region, Replay]
+    touched: set[Operation]  # control flow that must be emitted anew
+    calling: set[Operation]  # control flow that calls the manager inside
+    residency: Residency
+
+
+def build_tables(
+    program: Program, decisions: Decisions, residency: Residency, calling: set[Operation]
+) -> Tables:
+    """One walk over the decisions."""
+    tables = Tables(
+        exports=defaultdict(list),
+        imports=defaultdict(list),
+        offload=defaultdict(list),
+        parked={},
+        evict=defaultdict(list),
+        replays=decisions.replays,
+        touched=set(),
+        calling=calling,
+        residency=residency,
+    )
+    for site in decisions.sites:
+        if site.node is not None and (not site.kept or site.value is None):
+            _place(site, site.node, tables)
+    for rebuilt in decisions.rebuilt:
+        _touch_node(rebuilt.node, tables)
+    for spill in decisions.spills:
+        for operation in spill.evictions:
+            tables.evict[operation].append((spill.value, spill.site))
+        _touch_around(spill.value.region, tables)
+    for operation in list(tables.touched):
+        _touch_around(operation.region, tables)
+    return tables
+
+
+def _place(site: Site, node: Node, tables: Tables) -> None:
+    if isinstance(node, Leaf):
+        if isinstance(node.produced, Value):
+            tables.offload[node.produced].append(site)
+        for value in node.consumed:
+            tables.parked[value] = site
+        return
+    tables.touched.add(node.producer)
+    tables.touched.update(operation for operation, _ in node.consumers)
+    inner = (node.inner,) if isinstance(node, ScanNode) else node.branches
+    shape = next(token_shape(child) for child in inner if child is not None)
+    for branch, child in enumerate(inner):
+        tables.exports[node.producer.bodies[branch]].append(Export(site, child is not None, shape))
+        for operation in {operation for operation, _ in node.consumers}:
+            tables.imports[operation.bodies[branch]].append(site)
+        if child is not None:
+            _place(site, child, tables)
+
+
+def _touch_node(node: Node, tables: Tables) -> None:
+    if isinstance(node, Leaf):
+        return
+    tables.touched.add(node.producer)
+    tables.touched.update(operation for operation, _ in node.consumers)
+    for child in (node.inner,) if isinstance(node, ScanNode) else node.branches:
+        if child is not None:
+            _touch_node(child, tables)
+
+
+def _touch_around(region: Region, tables: Tables) -> None:
+    owner = region.owner
+    while owner is not None:
+        tables.touched.add(owner)
+        owner = owner.region.owner
