@@ -61,7 +61,7 @@ def lddt(
         (true_distance < cutoff)
         * mask[..., :, None]
         * mask[..., None, :]
-        * (1.0 - jnp.eye(residues, dtype=true_distance.dtype))
+        * (1.0 - jnp.eye(residues))
     )
     within = sum(
         (off < threshold).astype(true_distance.dtype) for threshold in _LDDT_THRESHOLDS
@@ -101,7 +101,7 @@ def drmsd(predicted: Array, true: Array, mask: Array) -> Array:
         Shape (...); 0 where fewer than two points are known.
     """
     residues = true.shape[-2]
-    pairs = mask[..., :, None] * mask[..., None, :] * (1.0 - jnp.eye(residues, dtype=true.dtype))
+    pairs = mask[..., :, None] * mask[..., None, :] * (1.0 - jnp.eye(residues))
     squares = jnp.square(_distances(predicted) - _distances(true))
     count = jnp.sum(pairs, axis=(-2, -1))
     return jnp.sqrt(jnp.sum(pairs * squares, axis=(-2, -1)) / jnp.maximum(count, 1.0))
@@ -202,7 +202,7 @@ def _gdt(
     if count < _MIN_SUPERPOSED:
         return float("nan")
     windows = _search_windows(count) if search else [slice(0, count)]
-    best = {threshold: 0 for threshold in thresholds}
+    best = dict.fromkeys(thresholds, 0)
     for window in windows:
         for threshold in thresholds:
             best[threshold] = max(

@@ -13,11 +13,7 @@ import gemmi
 import numpy as np
 from numpy.typing import ArrayLike
 
-from models.alphafold.data.residues import (
-    ATOM_TYPES,
-    RESTYPES,
-    THREE_LETTER,
-)
+from models.alphafold.structure.residue_constants import ATOM_TYPES, RESTYPE_NAMES
 
 _PDB_MAX_RESIDUE = 9999
 _PDB_MIN_COORDINATE, _PDB_MAX_COORDINATE = -999.999, 9999.999
@@ -72,9 +68,8 @@ def prediction_structure(
     chain = gemmi.Chain(chain_id)
     sequence = []
     for place in range(length):
-        letter = (RESTYPES + "X")[types[place]]
         residue = gemmi.Residue()
-        residue.name = THREE_LETTER.get(letter, "UNK")
+        residue.name = (*RESTYPE_NAMES, "UNK")[types[place]]
         residue.seqid = gemmi.SeqId(int(numbers[place]) + 1, " ")
         residue.entity_type = gemmi.EntityType.Polymer
         sequence.append(residue.name)

@@ -45,10 +45,12 @@ class Alignment:
 
     @property
     def num_rows(self) -> int:
+        """Rows, the query included."""
         return int(self.msa.shape[0])
 
     @property
     def num_residues(self) -> int:
+        """Columns, that is residues of the query."""
         return int(self.msa.shape[1])
 
     @property

@@ -24,15 +24,14 @@ from numpy.typing import NDArray
 from models.alphafold.data.errors import DataError
 from models.alphafold.data.pairwise import match_sequences
 from models.alphafold.data.residues import (
-    ATOM14_NAMES,
-    ATOM_ORDER,
     CA,
+    HEAVY_ATOMS,
     NUM_ATOMS,
     ONE_LETTER,
-    RESTYPES,
     encode_sequence,
 )
 from models.alphafold.data.text_source import read_bytes
+from models.alphafold.structure.residue_constants import ATOM_ORDER, RESTYPES
 
 # Atoms of a modified residue that stand for an atom of its parent under another name.
 _PARENT_ATOM = {("MSE", "SE"): "SD"}
@@ -75,6 +74,7 @@ class Chain:
 
     @property
     def aatype(self) -> NDArray[np.int32]:
+        """Residue types 0..20."""
         return encode_sequence(self.sequence)
 
     @property
@@ -380,7 +380,7 @@ def _place_atoms(
     b_factors: NDArray[np.float32],
 ) -> None:
     letter = _letter_of(residue.name)
-    known = {*ATOM14_NAMES.get(letter, ("N", "CA", "C", "O", "CB")), "OXT"}
+    known = {*HEAVY_ATOMS.get(letter, ("N", "CA", "C", "O", "CB")), "OXT"}
     conformer = _chosen_conformer(residue)
     chosen: dict[str, gemmi.Atom] = {}
     for atom in residue:

@@ -132,11 +132,17 @@ def make_example(
         Features by the field's names, float32 or int32, of shapes that depend on `config` alone
         (with a crop or buckets). With `config.recycling_axis` each has a leading axis of
         `max_recycling_iters + 1`, `num_iter_recycling` aside.
+
+    Raises:
+        DataError: the chain is longer than the largest length bucket.
     """
     raw = raw_features(protein)
     del raw["msa"], raw["deletion_matrix"]
     length = len(protein.chain.sequence)
-    start, stop, padded = _window(length, config, _stream(seed, index, _STREAM_CROP))
+    try:
+        start, stop, padded = _window(length, config, _stream(seed, index, _STREAM_CROP))
+    except ValueError as error:
+        raise DataError(str(error), source=protein.name, kind="too-long") from error
 
     if config.max_templates:
         chosen = choose_templates(
@@ -151,7 +157,7 @@ def make_example(
                 [protein.templates[slot] for slot in chosen], length, config.max_templates
             )
         )
-    clamp = _stream(seed, index, _STREAM_CLAMP).random() < config.use_clamped_fape_prob
+    clamp = _stream(seed, index, _STREAM_CLAMP).random() < config.clamp_prob
     raw["use_clamped_fape"] = np.array(clamp, dtype=np.float32)
     fixed = {name: _crop_and_pad(name, value, start, stop, padded) for name, value in raw.items()}
     fixed["seq_length"] = np.array(stop - start, dtype=np.int32)

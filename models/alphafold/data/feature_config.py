@@ -1,13 +1,14 @@
 """The sizes and random choices of feature making, as one frozen value.
 
 Field names follow the `data` section of the configs that users of the field know, so that
-`FeatureConfig.from_mapping` accepts the matching part of an `ml_collections` config unchanged.
+`FeatureConfig.from_config` reads them from an `ml_collections` tree unchanged.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class FeatureConfig:
         resample_msa_in_recycling: draw the alignment features anew for each iteration.
         recycling_axis: give every feature a leading axis of `max_recycling_iters + 1`. Without
             it features have no such axis and describe one pass.
-        use_clamped_fape_prob: probability that the backbone loss of an example is clamped.
+        clamp_prob: probability that the backbone loss of an example is clamped.
         msa_cluster_features: compute cluster profiles; False leaves them at the row itself.
     """
 
@@ -56,7 +57,7 @@ class FeatureConfig:
     uniform_recycling: bool = True
     resample_msa_in_recycling: bool = True
     recycling_axis: bool = False
-    use_clamped_fape_prob: float = 0.9
+    clamp_prob: float = 0.9
     msa_cluster_features: bool = True
 
     def __post_init__(self) -> None:
@@ -84,14 +85,34 @@ class FeatureConfig:
             raise ValueError(f"length_buckets={self.length_buckets} must increase strictly")
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, object]) -> FeatureConfig:
-        """Build from the entries of a config section, ignoring entries of other parts.
+    def from_config(cls, config: Mapping[str, Any], **overrides: Any) -> FeatureConfig:
+        """Build from a configuration tree of `models.alphafold.config`.
 
         Args:
-            values: any mapping; keys that are no field of this class are ignored.
+            config: its `data` section gives the fields of the same names (others are ignored),
+                its `model` section the number of recycling iterations and their resampling.
+            **overrides: fields that differ, such as `crop_size=None` for validation.
         """
         names = {field.name for field in dataclasses.fields(cls)}
-        chosen = {name: value for name, value in values.items() if name in names}
-        if "length_buckets" in chosen:
-            chosen["length_buckets"] = tuple(chosen["length_buckets"])  # type: ignore[arg-type]
-        return cls(**chosen)  # type: ignore[arg-type]
+        values = {name: value for name, value in config["data"].items() if name in names}
+        values["max_recycling_iters"] = config["model"]["num_recycle"]
+        values["resample_msa_in_recycling"] = config["model"]["resample_msa_in_recycling"]
+        values.update(overrides)
+        if "length_buckets" in values:
+            values["length_buckets"] = tuple(values["length_buckets"])
+        return cls(**values)
+
+    def for_validation(self, length_buckets: tuple[int, ...] = ()) -> FeatureConfig:
+        """The same sizes for whole chains: no crop, the best templates, every recycling iteration.
+
+        Args:
+            length_buckets: pad chains to these lengths, so that few shapes are compiled.
+        """
+        return dataclasses.replace(
+            self,
+            crop_size=None,
+            length_buckets=length_buckets,
+            subsample_templates=False,
+            block_delete_msa=False,
+            uniform_recycling=False,
+        )

@@ -59,10 +59,12 @@ class TemplateHit:
 
     @property
     def pdb_id(self) -> str:
+        """Lower-case entry name."""
         return self.name.split("_", 1)[0].lower()
 
     @property
     def chain_id(self) -> str:
+        """Author chain name."""
         return self.name.split("_", 1)[1] if "_" in self.name else ""
 
 

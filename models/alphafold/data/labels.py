@@ -15,89 +15,30 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.alphafold.data.residues import (
-    ATOM14_NAMES,
+from models.alphafold.structure.residue_constants import (
+    ATOM14_IS_AMBIGUOUS,
+    ATOM14_MASK,
+    ATOM14_TO_ATOM37,
+    ATOM37_MASK,
+    ATOM37_TO_ATOM14,
     ATOM_ORDER,
-    CA,
-    CB,
-    CHI_ATOMS,
-    NUM_ATOMS,
-    NUM_RESTYPES_WITH_X,
-    RESTYPES,
-    SYMMETRIC_ATOMS,
-    SYMMETRIC_CHI,
+    CHI_ATOM37_INDICES,
+    CHI_MASK,
+    CHI_PI_PERIODIC,
+    GLYCINE,
+    GROUP_ATOM37_INDICES,
+    GROUP_IS_AMBIGUOUS,
+    GROUP_MASK,
+    NUM_GROUPS,
+    RENAMING_MATRICES,
 )
 
 Floats = NDArray[np.float32]
-NUM_ATOM14 = 14
-NUM_RIGID_GROUPS = 8
-NUM_TORSIONS = 7
-_PSI_GROUP = 3
-_FIRST_CHI_GROUP = 4
-_GLYCINE = RESTYPES.index("G")
+_CA, _CB = ATOM_ORDER["CA"], ATOM_ORDER["CB"]
+_NUM_TORSIONS = 7
 _TINY = 1e-8
-
-
-def _atom14_tables() -> tuple[
-    NDArray[np.int32], NDArray[np.int32], Floats, Floats, NDArray[np.int64], Floats
-]:
-    """Per residue type: atom14->37, atom37->14, both masks, swapped partner, ambiguity."""
-    to37 = np.zeros((NUM_RESTYPES_WITH_X, NUM_ATOM14), dtype=np.int32)
-    to14 = np.zeros((NUM_RESTYPES_WITH_X, NUM_ATOMS), dtype=np.int32)
-    mask14 = np.zeros((NUM_RESTYPES_WITH_X, NUM_ATOM14), dtype=np.float32)
-    mask37 = np.zeros((NUM_RESTYPES_WITH_X, NUM_ATOMS), dtype=np.float32)
-    partner = np.tile(np.arange(NUM_ATOM14), (NUM_RESTYPES_WITH_X, 1))
-    ambiguous = np.zeros((NUM_RESTYPES_WITH_X, NUM_ATOM14), dtype=np.float32)
-    for residue, letter in enumerate(RESTYPES):
-        names = ATOM14_NAMES[letter]
-        for place, name in enumerate(names):
-            to37[residue, place] = ATOM_ORDER[name]
-            to14[residue, ATOM_ORDER[name]] = place
-            mask14[residue, place] = 1.0
-            mask37[residue, ATOM_ORDER[name]] = 1.0
-        for first, second in SYMMETRIC_ATOMS.get(letter, ()):
-            one, two = names.index(first), names.index(second)
-            partner[residue, [one, two]] = two, one
-            ambiguous[residue, [one, two]] = 1.0
-    return to37, to14, mask14, mask37, partner, ambiguous
-
-
-def _group_tables() -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Per residue type and rigid group: its three atoms, whether it exists, whether symmetric."""
-    atoms = np.zeros((NUM_RESTYPES_WITH_X, NUM_RIGID_GROUPS, 3), dtype=np.int64)
-    exists = np.zeros((NUM_RESTYPES_WITH_X, NUM_RIGID_GROUPS), dtype=np.float32)
-    ambiguous = np.zeros((NUM_RESTYPES_WITH_X, NUM_RIGID_GROUPS), dtype=np.float32)
-    atoms[:, 0] = [ATOM_ORDER[name] for name in ("C", "CA", "N")]
-    atoms[:, _PSI_GROUP] = [ATOM_ORDER[name] for name in ("CA", "C", "O")]
-    exists[:, [0, _PSI_GROUP]] = 1.0
-    for residue, letter in enumerate(RESTYPES):
-        for chi, names in enumerate(CHI_ATOMS[letter]):
-            atoms[residue, _FIRST_CHI_GROUP + chi] = [ATOM_ORDER[name] for name in names[1:]]
-            exists[residue, _FIRST_CHI_GROUP + chi] = 1.0
-        if letter in SYMMETRIC_CHI:
-            ambiguous[residue, _FIRST_CHI_GROUP + SYMMETRIC_CHI[letter]] = 1.0
-    return atoms, exists, ambiguous
-
-
-def _chi_tables() -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Per residue type and chi: its four atoms, whether it exists, whether pi-periodic."""
-    atoms = np.zeros((NUM_RESTYPES_WITH_X, 4, 4), dtype=np.int64)
-    exists = np.zeros((NUM_RESTYPES_WITH_X, 4), dtype=np.float32)
-    periodic = np.zeros((NUM_RESTYPES_WITH_X, 4), dtype=np.float32)
-    for residue, letter in enumerate(RESTYPES):
-        for chi, names in enumerate(CHI_ATOMS[letter]):
-            atoms[residue, chi] = [ATOM_ORDER[name] for name in names]
-            exists[residue, chi] = 1.0
-        if letter in SYMMETRIC_CHI:
-            periodic[residue, SYMMETRIC_CHI[letter]] = 1.0
-    return atoms, exists, periodic
-
-
-(ATOM14_TO_37, ATOM37_TO_14, ATOM14_MASK, ATOM37_MASK, ATOM14_PARTNER, ATOM14_AMBIGUOUS) = (
-    _atom14_tables()
-)
-GROUP_ATOMS, GROUP_EXISTS, GROUP_AMBIGUOUS = _group_tables()
-CHI_ATOM_INDICES, CHI_EXISTS, CHI_PERIODIC = _chi_tables()
+# Renaming is a permutation that is its own inverse, so the matrix's rows name the partner.
+_ATOM14_PARTNER = RENAMING_MATRICES.argmax(axis=-1)
 
 
 def make_labels(
@@ -137,11 +78,11 @@ def pseudo_beta(
     Returns:
         Positions (..., 3) and mask (...).
     """
-    glycine = aatype == _GLYCINE
+    glycine = aatype == GLYCINE
     positions = np.where(
-        glycine[..., None], all_atom_positions[..., CA, :], all_atom_positions[..., CB, :]
+        glycine[..., None], all_atom_positions[..., _CA, :], all_atom_positions[..., _CB, :]
     )
-    mask = np.where(glycine, all_atom_mask[..., CA], all_atom_mask[..., CB])
+    mask = np.where(glycine, all_atom_mask[..., _CA], all_atom_mask[..., _CB])
     return positions.astype(np.float32), mask.astype(np.float32)
 
 
@@ -149,18 +90,18 @@ def atom14_labels(
     aatype: NDArray[np.integer], all_atom_positions: Floats, all_atom_mask: Floats
 ) -> dict[str, NDArray[np.generic]]:
     """Gather the 37-atom layout into 14 atoms per residue, with the symmetric alternative."""
-    to37 = ATOM14_TO_37[aatype]
+    to37 = ATOM14_TO_ATOM37[aatype]
     exists = ATOM14_MASK[aatype]
     rows = np.arange(len(aatype))[:, None]
     seen = (all_atom_mask[rows, to37] * exists).astype(np.float32)
     positions = (all_atom_positions[rows, to37] * seen[..., None]).astype(np.float32)
-    partner = ATOM14_PARTNER[aatype]
+    partner = _ATOM14_PARTNER[aatype]
     return {
         "residx_atom14_to_atom37": to37,
-        "residx_atom37_to_atom14": ATOM37_TO_14[aatype],
+        "residx_atom37_to_atom14": ATOM37_TO_ATOM14[aatype],
         "atom14_atom_exists": exists,
         "atom37_atom_exists": ATOM37_MASK[aatype],
-        "atom14_atom_is_ambiguous": ATOM14_AMBIGUOUS[aatype],
+        "atom14_atom_is_ambiguous": ATOM14_IS_AMBIGUOUS[aatype],
         "atom14_gt_positions": positions,
         "atom14_gt_exists": seen,
         "atom14_alt_gt_positions": positions[rows, partner],
@@ -192,17 +133,17 @@ def rigid_group_labels(
     aatype: NDArray[np.integer], all_atom_positions: Floats, all_atom_mask: Floats
 ) -> dict[str, NDArray[np.generic]]:
     """Frames of the eight rigid groups as 12 numbers (rotation row-major, translation)."""
-    atoms = GROUP_ATOMS[aatype]
+    atoms = GROUP_ATOM37_INDICES[aatype]
     rows = np.arange(len(aatype))[:, None, None]
     points = all_atom_positions[rows, atoms].astype(np.float64)
-    group_exists = GROUP_EXISTS[aatype]
+    group_exists = GROUP_MASK[aatype]
     exists = (all_atom_mask[rows, atoms].min(axis=-1) * group_exists).astype(np.float32)
     rotations, origins = frames_from_points(points[:, :, 0], points[:, :, 1], points[:, :, 2])
     # The backbone group was built with C on negative x; its convention is C on positive x.
     rotations[:, 0] *= np.array([-1.0, 1.0, -1.0], dtype=np.float32)
-    ambiguous = GROUP_AMBIGUOUS[aatype]
+    ambiguous = GROUP_IS_AMBIGUOUS[aatype]
     # The alternative is the same frame turned by 180 degrees about its own x axis.
-    turn = np.ones((len(aatype), NUM_RIGID_GROUPS, 1, 3), dtype=np.float32)
+    turn = np.ones((len(aatype), NUM_GROUPS, 1, 3), dtype=np.float32)
     turn[..., 1:] = 1.0 - 2.0 * ambiguous[..., None, None]
     frames = _flatten_frames(rotations, origins)
     quaternion = quaternion_of_rotation(rotations[:, 0])
@@ -234,8 +175,8 @@ def torsion_angles(
     previous_mask = np.zeros_like(all_atom_mask)
     previous_mask[1:] = all_atom_mask[:-1]
     n, ca, c, o = (ATOM_ORDER[name] for name in ("N", "CA", "C", "O"))
-    points = np.zeros((length, NUM_TORSIONS, 4, 3), dtype=np.float64)
-    mask = np.zeros((length, NUM_TORSIONS), dtype=np.float32)
+    points = np.zeros((length, _NUM_TORSIONS, 4, 3), dtype=np.float64)
+    mask = np.zeros((length, _NUM_TORSIONS), dtype=np.float32)
 
     points[:, 0, :2] = previous[:, [ca, c]]
     points[:, 0, 2:] = all_atom_positions[:, [n, ca]]
@@ -245,10 +186,10 @@ def torsion_angles(
     mask[:, 1] = previous_mask[:, c] * all_atom_mask[:, [n, ca, c]].prod(-1)
     points[:, 2] = all_atom_positions[:, [n, ca, c, o]]
     mask[:, 2] = all_atom_mask[:, [n, ca, c, o]].prod(-1)
-    chi_atoms = CHI_ATOM_INDICES[aatype]
+    chi_atoms = CHI_ATOM37_INDICES[aatype]
     rows = np.arange(length)[:, None, None]
     points[:, 3:] = all_atom_positions[rows, chi_atoms]
-    mask[:, 3:] = all_atom_mask[rows, chi_atoms].prod(-1) * CHI_EXISTS[aatype]
+    mask[:, 3:] = all_atom_mask[rows, chi_atoms].prod(-1) * CHI_MASK[aatype]
 
     rotations, origins = frames_from_points(points[:, :, 1], points[:, :, 2], points[:, :, 0])
     local = np.einsum("rtji,rtj->rti", rotations.astype(np.float64), points[:, :, 3] - origins)
@@ -257,7 +198,7 @@ def torsion_angles(
     # Psi is measured to O, which lies opposite to the next residue's N: 180 degrees away.
     angles[:, 2] *= -1.0
     alternatives = angles.copy()
-    alternatives[:, 3:] *= (1.0 - 2.0 * CHI_PERIODIC[aatype])[..., None]
+    alternatives[:, 3:] *= (1.0 - 2.0 * CHI_PI_PERIODIC[aatype])[..., None]
     return angles.astype(np.float32), alternatives.astype(np.float32), mask
 
 

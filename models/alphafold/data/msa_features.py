@@ -23,7 +23,7 @@ from models.alphafold.data.residues import (
     GAP,
     MASK_TOKEN,
     NUM_MSA_TOKENS,
-    RESTYPES,
+    UNKNOWN,
 )
 
 Floats = NDArray[np.float32]
@@ -140,7 +140,11 @@ def draw_cluster_centres(
 
 
 def column_profile(msa: Tokens) -> Floats:
-    """Frequency of each residue, unknown and gap in each column. # (residues, 22), float32"""
+    """Frequency of each residue, unknown and gap in each column.
+
+    Returns:
+        Frequencies. # shape=(residues, 22), dtype=float32
+    """
     num_rows, num_residues = msa.shape
     flat = np.arange(num_residues) * _NUM_PROFILE_TOKENS + msa.astype(np.int64)
     counts = np.bincount(flat.ravel(), minlength=num_residues * _NUM_PROFILE_TOKENS)
@@ -166,7 +170,7 @@ def mask_msa(
     columns = np.nonzero(chosen)[1]
     count = len(columns)
     kind = rng.random(count)
-    uniform = rng.integers(0, len(RESTYPES), size=count)
+    uniform = rng.integers(0, UNKNOWN, size=count)
     cumulative = np.cumsum(profile.astype(np.float64), axis=1)[columns]
     threshold = rng.random(count)[:, None] * cumulative[:, -1:]
     from_profile = np.minimum((threshold >= cumulative).sum(axis=1), GAP)

@@ -46,6 +46,7 @@ class Wheel:
 
     @property
     def file_name(self) -> str:
+        """Name of the wheel file."""
         return f"{self.project}-{self.version}-py3-none-any.whl"
 
 

@@ -1,0 +1,200 @@
+"""Data sets: the OpenFold folder layout, the shared proteins, and files that cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.alphafold.data.datasets import (
+    load_entry,
+    openfold_folder,
+    require_trainable,
+    sampling_weights,
+)
+from models.alphafold.data.errors import DataError, SkipCounter, SkippedDataWarning
+from models.alphafold.data.residues import CA
+from models.alphafold.data.shared_proteins import NAMES, default_root, shared_proteins
+
+ROOT = default_root()
+pytestmark = pytest.mark.skipif(ROOT is None, reason="the shared proteins are not here")
+OPENFOLD = "aqlaboratory__openfold/tests/test_data"
+LUCIDRAINS = "lucidrains__alphafold3-pytorch/data/test/afdb_data/data_caches/train/1a2y_B"
+
+# (query length, resolved residues) as listed in the set's manifest.
+MANIFEST = {
+    "102m_A": (154, 154),
+    "8f9h_A": (154, 151),
+    "101m_A": (154, 154),
+    "1k1a_A": (241, 228),
+    "5zyh_A": (237, 228),
+    "7zzx_B": (204, 202),
+    "7pzb_A": (244, 227),
+    "2qke_E": (91, 91),
+    "5jyt_A": (91, 91),
+    "4qhf_A": (110, 109),
+    "2jp1_A": (93, 60),
+    "1k0n_A": (241, 226),
+    "1rk4_B": (241, 206),
+    "1dtx_A": (59, 58),
+    "721p_A": (166, 166),
+    "7a4d_A": (118, 118),
+    "7a4d_C": (113, 113),
+    "1a2y_B": (116, 116),
+    "6kwc_A": (191, 191),
+    "2q2k_A": (70, 45),
+}
+
+
+def test_the_manifest_lists_every_protein() -> None:
+    assert set(MANIFEST) == set(NAMES)
+
+
+@pytest.mark.filterwarnings("ignore::models.alphafold.data.errors.SkippedDataWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shared_protein_loads_in_one_coordinate_system(name: str) -> None:
+    dataset = shared_proteins(names=(name,))
+    protein = dataset[0]
+    chain = protein.chain
+    assert (len(chain.sequence), chain.num_resolved) == MANIFEST[name]
+    np.testing.assert_array_equal(protein.alignment.msa[0], chain.aatype)
+    # Two residues in sequence, both seen, are one peptide bond apart wherever they were placed:
+    # 3.8 Angstrom from CA to CA where it is trans, 2.9 where it is cis.
+    ca, seen = chain.all_atom_positions[:, CA], chain.all_atom_mask[:, CA] > 0
+    steps = np.linalg.norm(np.diff(ca, axis=0), axis=-1)[seen[1:] & seen[:-1]]
+    assert np.mean((np.abs(steps - 3.8) < 0.3) | (np.abs(steps - 2.9) < 0.2)) > 0.97
+
+
+def test_a_bare_pdb_is_placed_in_its_alignments_query() -> None:
+    protein = shared_proteins(names=("2jp1_A",))[0]
+    assert protein.chain.has_full_sequence
+    assert protein.chain.sequence == protein.alignment.query
+    assert protein.chain.num_resolved == 60
+
+
+def test_a_mutated_chain_keeps_its_own_residues_in_both_parts() -> None:
+    wild, mutant = shared_proteins(names=("2qke_E", "5jyt_A"))
+    differ = sum(a != b for a, b in zip(wild.chain.sequence, mutant.chain.sequence, strict=True))
+    assert differ == 5
+    np.testing.assert_array_equal(wild.alignment.msa[1:50], mutant.alignment.msa[1:50])
+
+
+def test_distillation_teaches_only_confident_residues() -> None:
+    dataset = shared_proteins(names=("6kwc_A",))
+    entry = dataclasses.replace(dataset.entries[0], hits=None)
+    protein = load_entry(entry)
+    assert protein.is_distillation
+    kept = protein.chain.all_atom_mask > 0
+    assert protein.chain.b_factors[kept].min() >= 50.0
+
+
+def test_templates_of_the_table_are_found() -> None:
+    protein = shared_proteins(names=("102m_A",))[0]
+    assert [template.name for template in protein.templates] == ["8f9h_A", "101m_A"]
+
+
+def test_unknown_names_are_listed() -> None:
+    with pytest.raises(DataError, match="no protein 9xyz_Q; there are 102m_A"):
+        shared_proteins(names=("9xyz_Q",))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An OpenFold-style folder with two proteins, one of them with gzip files and subfolders."""
+    (tmp_path / "data").mkdir()
+    shutil.copy(ROOT / OPENFOLD / "mmcifs/2q2k.cif", tmp_path / "data")
+    one_a2y = (ROOT / "Zarckranos__docking_modularization/1a2y.pdb").read_bytes()
+    (tmp_path / "data/1a2y.pdb.gz").write_bytes(gzip.compress(one_a2y))
+    shutil.copytree(ROOT / OPENFOLD / "alignments/2q2k_A", tmp_path / "alignments/2q2k_A")
+    target = tmp_path / "alignments/1a2y_B"
+    (target / "a3m").mkdir(parents=True)
+    (target / "hhr").mkdir()
+    shutil.copy(ROOT / LUCIDRAINS / "a3m/mgnify_hits.a3m", target / "a3m")
+    shutil.copy(ROOT / LUCIDRAINS / "a3m/bfd_uniclust_hits.a3m", target / "a3m")
+    shutil.copy(ROOT / LUCIDRAINS / "hhr/pdb70_hits.hhr", target / "hhr")
+    (tmp_path / "templates").mkdir()
+    return tmp_path
+
+
+def test_openfold_folder_finds_structures_alignments_and_hits(folder: Path) -> None:
+    dataset = openfold_folder(folder / "data", folder / "alignments")
+    assert [dataset.name(index) for index in range(len(dataset))] == ["1a2y_B", "2q2k_A"]
+    antibody, shallow = dataset.entries
+    assert [path.name for path in antibody.alignments] == [
+        "mgnify_hits.a3m",
+        "bfd_uniclust_hits.a3m",
+    ]
+    assert antibody.hits is not None
+    # Pairing data of complexes is no part of a monomer's alignment.
+    assert [path.name for path in shallow.alignments] == [
+        "uniref90_hits.sto",
+        "mgnify_hits.sto",
+        "bfd_uniclust_hits.a3m",
+    ]
+    assert len(dataset[0].chain.sequence) == 116
+    assert dataset[1].alignment.num_rows == 20
+
+
+def test_openfold_folder_takes_templates_from_hits(folder: Path) -> None:
+    structure = (ROOT / "bytedance__Protenix/scripts/msa/data/mmcif/5zyh.cif").read_bytes()
+    (folder / "templates/6xux.cif.gz").write_bytes(gzip.compress(structure))
+    counter = SkipCounter(policy="skip")
+    dataset = openfold_folder(
+        folder / "data", folder / "alignments", folder / "templates", template_counter=counter
+    )
+    with pytest.warns(SkippedDataWarning):
+        protein = dataset[0]
+    # The file under that name is another protein: refused, and counted as such.
+    assert protein.templates == ()
+    assert counter.counts == {"template-sequence": 1, "template-missing": 1}
+
+
+def test_chains_without_structure_raise_or_are_counted(folder: Path) -> None:
+    (folder / "alignments/9zzz_A").mkdir()
+    with pytest.raises(DataError, match=r"no 9zzz\.cif or \.pdb"):
+        openfold_folder(folder / "data", folder / "alignments")
+    counter = SkipCounter(policy="skip")
+    with pytest.warns(SkippedDataWarning, match="9zzz"):
+        dataset = openfold_folder(folder / "data", folder / "alignments", counter=counter)
+    assert len(dataset) == 2
+    assert counter.counts == {"no-structure": 1}
+
+
+def test_a_folder_with_nothing_usable_is_an_error_under_either_policy(folder: Path) -> None:
+    (folder / "empty/9zzz_A").mkdir(parents=True)
+    with (
+        pytest.warns(SkippedDataWarning),
+        pytest.raises(DataError, match="no usable <file>_<chain> folder"),
+    ):
+        openfold_folder(folder / "data", folder / "empty", counter=SkipCounter(policy="skip"))
+    with pytest.raises(DataError, match="no such folder"):
+        openfold_folder(folder / "nowhere", folder / "alignments")
+
+
+def test_an_alignment_of_another_protein_is_refused(folder: Path) -> None:
+    for path in (folder / "alignments/2q2k_A").iterdir():
+        path.unlink()
+    shutil.copy(
+        ROOT / LUCIDRAINS / "a3m/mgnify_hits.a3m", folder / "alignments/2q2k_A/mgnify_hits.a3m"
+    )
+    dataset = openfold_folder(folder / "data", folder / "alignments")
+    with pytest.raises(DataError, match="different proteins"):
+        dataset[1]
+
+
+def test_training_filters_refuse_poor_resolution_and_repeats() -> None:
+    protein = shared_proteins(names=("2q2k_A",))[0]
+    assert require_trainable(protein) is protein
+    with pytest.raises(DataError, match="resolution 3"):
+        require_trainable(protein, max_resolution=2.5)
+    with pytest.raises(DataError, match="one residue type"):
+        require_trainable(protein, max_one_residue_fraction=0.05)
+
+
+def test_sampling_weights_follow_length_and_cluster_size() -> None:
+    assert sampling_weights([100, 256, 512, 2000]) == [0.5, 0.5, 1.0, 1.0]
+    assert sampling_weights([512, 512], [1, 4]) == [1.0, 0.25]
