@@ -114,6 +114,39 @@ def test_inserted_residues_stand_in_file_order() -> None:
     assert not chain.has_full_sequence
 
 
+def test_of_two_residue_types_at_one_place_the_more_occupied_stays() -> None:
+    data = pdb(
+        "SEQRES   1 A    3  ALA SER LYS\n",
+        backbone("ALA", 1),
+        backbone("SER", 2, alternate="A", occupancy=0.3),
+        backbone("THR", 2, alternate="B", occupancy=0.7),
+        backbone("LYS", 3),
+        "TER\n",
+    )
+    chain = parse_chain(data, "A", source="x.pdb")
+    assert chain.sequence == "ATK"
+    assert chain.all_atom_mask[:, CA].tolist() == [1, 1, 1]
+
+
+def test_author_names_win_over_mmcif_label_names() -> None:
+    rows = "".join(
+        f"ATOM {10 * number + slot} {name[0]} {name} . ALA {label} 1 {number} ? "
+        f"{3.8 * number + shift:.3f} {float(slot)} 0.0 1.0 20.0 {number} {author} 1\n"
+        for label, author in (("A", "B"), ("B", "A"))
+        for number in range(1, 4 if author == "A" else 5)
+        for slot, (name, shift) in enumerate((("N", -1.2), ("CA", 0.0), ("C", 1.3)))
+    )
+    columns = (
+        "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id "
+        "label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy "
+        "B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
+    )
+    header = "".join(f"_atom_site.{column}\n" for column in columns.split())
+    data = f"data_X\nloop_\n{header}{rows}#\n".encode()
+    assert len(parse_chain(data, "A", source="x.cif").sequence) == 3
+    assert len(parse_chain(data, "B", source="x.cif").sequence) == 4
+
+
 def test_arginine_nitrogens_named_the_wrong_way_are_exchanged() -> None:
     side = [
         atom_line(50, "CD", "ARG", 1, (0.0, 0.0, 3.0)),

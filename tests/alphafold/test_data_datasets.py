@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from models.alphafold.data.chain_data_cache import (
+    read_chain_data_cache,
+    sampling_weights,
+    training_weights,
+)
 from models.alphafold.data.datasets import (
+    Concatenated,
     load_entry,
     openfold_folder,
     require_trainable,
-    sampling_weights,
 )
 from models.alphafold.data.errors import DataError, SkipCounter, SkippedDataWarning
 from models.alphafold.data.residues import CA
@@ -196,5 +202,52 @@ def test_training_filters_refuse_poor_resolution_and_repeats() -> None:
 
 
 def test_sampling_weights_follow_length_and_cluster_size() -> None:
-    assert sampling_weights([100, 256, 512, 2000]) == [0.5, 0.5, 1.0, 1.0]
+    assert sampling_weights([100, 256, 512, 2000], [1] * 4) == [0.5, 0.5, 1.0, 1.0]
     assert sampling_weights([512, 512], [1, 4]) == [1.0, 0.25]
+
+
+def test_chain_data_cache_filters_and_weights_chains(tmp_path: Path) -> None:
+    path = tmp_path / "cache.json"
+    records = {
+        "1dtx_A": {"seq": "ACDEFGHIKL" * 30, "resolution": 2.2, "cluster_size": 2},
+        "2q2k_A": {"seq": "ACDEFGHIKL" * 10, "resolution": 3.0, "cluster_size": -1},
+        "4qhf_A": {"seq": "ACDEFGHIKL", "resolution": 12.0, "cluster_size": 1},
+        "102m_A": {"seq": "AAAAAAAAAC", "resolution": 1.0, "cluster_size": 1},
+        "other_B": {"seq": "A"},
+    }
+    path.write_text(json.dumps(records))
+    dataset = shared_proteins(names=("1dtx_A", "2q2k_A", "4qhf_A", "102m_A"))
+    cache = read_chain_data_cache(path)
+    assert training_weights(dataset, cache) == [300 / 512 / 2, 0.5, 0.0, 0.0]
+    with pytest.raises(DataError, match="no record of 1 of 1 chains"):
+        training_weights(shared_proteins(names=("721p_A",)), cache)
+    with pytest.raises(DataError, match="leave none of 2"):
+        training_weights(shared_proteins(names=("4qhf_A", "102m_A")), cache)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("[]", None), ('{"a": {}}', None), ('{"a":\n  nonsense}', 2)]
+)
+def test_bad_chain_data_caches_are_refused(text: str, line: int | None, tmp_path: Path) -> None:
+    (tmp_path / "cache.json").write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_chain_data_cache(tmp_path / "cache.json")
+    assert caught.value.line == line
+
+
+def test_concatenated_sets_draw_from_each_part_as_told() -> None:
+    first = shared_proteins(names=("1dtx_A", "2q2k_A"))
+    second = shared_proteins(names=("6kwc_A",))
+    both = Concatenated((first, second))
+    assert [both.name(index) for index in range(len(both))] == ["1dtx_A", "2q2k_A", "6kwc_A"]
+    assert both[0].name == "1dtx_A"
+    assert both.weights((0.25, 0.75)) == [0.125, 0.125, 0.75]
+    with pytest.raises(IndexError):
+        both[3]
+
+
+def test_a_known_resolution_replaces_a_missing_one_only() -> None:
+    entry = shared_proteins(names=("1dtx_A",)).entries[0]
+    assert load_entry(entry).chain.resolution == pytest.approx(2.2)
+    recorded = shared_proteins(names=("2q2k_A",)).entries[0]
+    assert load_entry(dataclasses.replace(recorded, resolution=1.0)).chain.resolution == 3.0

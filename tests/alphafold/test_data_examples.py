@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models.alphafold.config import model_config
+from models.alphafold.config import model_config, trunk_config
 from models.alphafold.data.a3m import parse_a3m
 from models.alphafold.data.alignment import Alignment
 from models.alphafold.data.chains import Chain
@@ -23,6 +23,7 @@ from models.alphafold.data.feature_config import FeatureConfig
 from models.alphafold.data.residues import decode_sequence
 from models.alphafold.data.shared_proteins import default_root
 from models.alphafold.data.templates import template_from_chain
+from models.alphafold.trunk import trunk_batch_spec
 
 LENGTH = 40
 CONFIG = FeatureConfig(
@@ -183,6 +184,13 @@ def test_config_tree_gives_the_sizes() -> None:
     assert (config.max_msa_clusters, config.max_extra_msa) == (512, 5120)
     assert config.crop_size is None
     assert config.max_recycling_iters == 3
+
+
+def test_examples_fit_the_trunks_train_step() -> None:
+    tree = trunk_config(num_residues=24, num_msa=5, num_extra_msa=7)
+    example = make_example(PROTEIN, FeatureConfig.from_config(tree))
+    for name, wanted in trunk_batch_spec(tree).items():
+        assert (example[name].shape, example[name].dtype) == (wanted.shape, wanted.dtype), name
 
 
 @pytest.mark.skipif(default_root() is None, reason="the shared proteins are not here")

@@ -76,6 +76,48 @@ class InMemory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Concatenated:
+    """Several data sets as one, such as experimental structures and self-distillation.
+
+    Attributes:
+        parts: in the order of their indices.
+    """
+
+    parts: tuple[ProteinDataset, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def __getitem__(self, index: int) -> Protein:
+        part, inside = self._locate(index)
+        return part[inside]
+
+    def name(self, index: int) -> str:
+        """Id of a protein."""
+        part, inside = self._locate(index)
+        return part.name(inside)
+
+    def weights(self, fractions: Sequence[float]) -> list[float]:
+        """Weights for the loader that draw from each part with the given frequency.
+
+        Args:
+            fractions: one per part; their sum does not matter.
+        """
+        return [
+            fraction / len(part)
+            for fraction, part in zip(fractions, self.parts, strict=True)
+            for _ in range(len(part))
+        ]
+
+    def _locate(self, index: int) -> tuple[ProteinDataset, int]:
+        for part in self.parts:
+            if index < len(part):
+                return part, index
+            index -= len(part)
+        raise IndexError(f"index is {index} past the end of {len(self)} proteins")
+
+
+@dataclasses.dataclass(frozen=True)
 class FileEntry:
     """The files of one protein.
 
@@ -87,6 +129,8 @@ class FileEntry:
         hits: HHR file of a template search, or None.
         template_chains: further templates, as (structure file, chain), of nearly the same protein.
         is_distillation: the structure is a prediction with pLDDT in its B-factors.
+        resolution: Angstrom, where it is known and the structure file does not give it; losses
+            that need a good structure pass over chains of unknown resolution.
     """
 
     name: str
@@ -96,6 +140,7 @@ class FileEntry:
     hits: Path | None = None
     template_chains: tuple[tuple[Path, str], ...] = ()
     is_distillation: bool = False
+    resolution: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +150,8 @@ class TableOfFiles:
     Attributes:
         entries: in the order of their indices.
         template_mmcif_dir: folder of template mmCIFs named by the hits; None uses no hits.
-        template_counter: what to do with templates that cannot be used.
+        template_counter: what to do with templates that cannot be used. Worker processes count
+            each for itself, so there the warnings are the record.
         max_template_date: leave out templates released after this "YYYY-MM-DD"; None keeps all.
     """
 
@@ -141,6 +187,7 @@ def openfold_folder(
     counter: SkipCounter | None = None,
     template_counter: SkipCounter | None = None,
     max_template_date: str | None = None,
+    is_distillation: bool = False,
 ) -> TableOfFiles:
     """Find the proteins of an OpenFold-style folder.
 
@@ -155,6 +202,7 @@ def openfold_folder(
         counter: what to do with chains whose structure or alignment is missing; None raises.
         template_counter: the same for templates; None skips them with a counted warning.
         max_template_date: leave out templates released after this "YYYY-MM-DD".
+        is_distillation: the structures are predictions with pLDDT in their B-factors.
 
     Raises:
         DataError: a folder is missing, or nothing usable is in it.
@@ -167,7 +215,7 @@ def openfold_folder(
     entries = []
     for folder in sorted(path for path in alignments.iterdir() if path.is_dir()):
         try:
-            entries.append(_openfold_entry(data, folder))
+            entries.append(_openfold_entry(data, folder, is_distillation))
         except DataError as error:
             counter.handle(error)
     if not entries:
@@ -184,7 +232,7 @@ def openfold_folder(
     )
 
 
-def _openfold_entry(data_dir: Path, folder: Path) -> FileEntry:
+def _openfold_entry(data_dir: Path, folder: Path, is_distillation: bool) -> FileEntry:
     file_id, _, chain = folder.name.rpartition("_")
     if not file_id:
         raise DataError("is not named <file>_<chain>", source=str(folder), kind="malformed")
@@ -213,6 +261,7 @@ def _openfold_entry(data_dir: Path, folder: Path) -> FileEntry:
         chain=chain,
         alignments=tuple(sorted(alignments, key=_search_rank)),
         hits=hits[0] if hits else None,
+        is_distillation=is_distillation,
     )
 
 
@@ -231,6 +280,8 @@ def load_entry(
         DataError: a file is missing or bad, or structure and alignment do not belong together.
     """
     chain = read_chain(entry.structure, entry.chain)
+    if entry.resolution is not None and chain.resolution == 0.0:
+        chain = dataclasses.replace(chain, resolution=entry.resolution)
     if entry.alignments:
         merged = deduplicate([_read_alignment(path) for path in entry.alignments])
         if not chain.has_full_sequence:
@@ -303,21 +354,6 @@ def require_trainable(
             kind="filtered-composition",
         )
     return protein
-
-
-def sampling_weights(
-    lengths: Sequence[int], cluster_sizes: Sequence[int] | None = None
-) -> list[float]:
-    """Relative frequencies with which chains should be seen (supplement 1.2.5).
-
-    Proportional to the length between 256 and 512 residues, divided by the number of chains in
-    the sequence cluster.
-    """
-    sizes = cluster_sizes or [1] * len(lengths)
-    return [
-        max(min(length, 512), 256) / 512.0 / size
-        for length, size in zip(lengths, sizes, strict=True)
-    ]
 
 
 def _read_alignment(path: Path) -> Alignment:

@@ -102,6 +102,8 @@ _TEMPLATES_OF = {
     "1rk4_B": ("1k0n_A",),
 }
 _DISTILLATION = frozenset({"6kwc_A"})
+# Angstrom, as published, where the file has no record of it.
+_RESOLUTION = {"1dtx_A": 2.2}
 
 #: Every protein of the set, by "pdbid_chain".
 NAMES = tuple(_PAIRS)
@@ -166,6 +168,7 @@ def _entry(root: Path, name: str) -> FileEntry:
             for other in _TEMPLATES_OF.get(name, ())
         ),
         is_distillation=name in _DISTILLATION,
+        resolution=_RESOLUTION.get(name),
     )
 
 
