@@ -125,12 +125,9 @@ ffi::Error End(ffi::RunId run, std::int32_t device, Scalar serial, ffi::Result<S
   return ToError(status);
 }
 
-XLA_FFI_DEFINE_HANDLER(kBegin, Begin,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::RunId>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<Scalar>()
-                           .Ret<Scalar>());
+XLA_FFI_DEFINE_HANDLER(
+    kBegin, Begin,
+    ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Ret<Scalar>());
 
 XLA_FFI_DEFINE_HANDLER(kOffload, Offload,
                        ffi::Ffi::Bind()
@@ -162,16 +159,13 @@ XLA_FFI_DEFINE_HANDLER(kDiscard, Discard,
                            .Ret<Scalar>()
                            .Attr<std::int64_t>("site"));
 
-XLA_FFI_DEFINE_HANDLER(kEnd, End,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::RunId>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<Scalar>()
-                           .Ret<Scalar>());
+XLA_FFI_DEFINE_HANDLER(
+    kEnd, End,
+    ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Ret<Scalar>());
 
 }  // namespace
 
-const Handler (&Handlers())[kHandlerCount] {
+const Handler (&Handlers()) [kHandlerCount] {
   static const Handler handlers[kHandlerCount] = {
       {"jdynoff_begin", reinterpret_cast<void*>(kBegin)},
       {"jdynoff_offload", reinterpret_cast<void*>(kOffload)},

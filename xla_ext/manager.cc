@@ -53,13 +53,13 @@ struct Manager::Operation {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
   std::size_t unit_bytes = 0;
-  std::size_t next = 0;        // offload: first unit that nobody copies yet
-  std::size_t remaining = 0;   // units not done
-  int busy = 0;                // units being transferred, whose buffers must stay valid
+  std::size_t next = 0;       // offload: first unit that nobody copies yet
+  std::size_t remaining = 0;  // units not done
+  int busy = 0;               // units being transferred, whose buffers must stay valid
   bool last_reader = false;
-  bool waited = false;         // had to wait for the far tier or for room
+  bool waited = false;  // had to wait for the far tier or for room
   bool used_read_ahead = false;
-  bool armed = false;          // the handler has returned "pending": completion is ours
+  bool armed = false;  // the handler has returned "pending": completion is ours
   Status status;
   Done done;
   std::int64_t start_ns = 0;
@@ -391,13 +391,13 @@ Outcome Manager::Reload(RunKey key, std::uint32_t token, std::span<std::byte> ta
   }
   const std::shared_ptr<Entry> entry = found->second;
   if (entry->site != site || entry->dtype != dtype || entry->bytes != target.size()) {
-    status = Status(
-        Code::kToken,
-        "reload at site " + std::to_string(site) + " of " + std::to_string(target.size()) +
-            " bytes of dtype " + std::to_string(dtype) + " asks for entry " +
-            std::to_string(token) + ", which holds " + std::to_string(entry->bytes) +
-            " bytes of dtype " + std::to_string(entry->dtype) + " from site " +
-            std::to_string(entry->site) + "; a reload must match its offload");
+    status =
+        Status(Code::kToken,
+               "reload at site " + std::to_string(site) + " of " + std::to_string(target.size()) +
+                   " bytes of dtype " + std::to_string(dtype) + " asks for entry " +
+                   std::to_string(token) + ", which holds " + std::to_string(entry->bytes) +
+                   " bytes of dtype " + std::to_string(entry->dtype) + " from site " +
+                   std::to_string(entry->site) + "; a reload must match its offload");
     NoteFailure(ticket, status);
     return {status};
   }
@@ -467,8 +467,8 @@ Status Manager::Discard(RunKey key, std::uint32_t token, std::uint32_t serial, s
   if (token != 0) {
     const auto found = run->entries.find(token);
     if (found == run->entries.end() || found->second->site != site) {
-      status = Status(Code::kToken, "discard at site " + std::to_string(site) +
-                                        " asks for entry " + std::to_string(token) +
+      status = Status(Code::kToken, "discard at site " + std::to_string(site) + " asks for entry " +
+                                        std::to_string(token) +
                                         ", which this run does not hold for that site");
       NoteFailure(ticket, status);
       return status;
@@ -623,8 +623,8 @@ bool Manager::WantsWrite(const Ticket& ticket, const Run& run) const {
       op != nullptr && op->is_offload && op->armed && op->next < op->entry->units.size();
   if (waiting) wanted = PagesFor(op->entry->units[op->next].bytes);
   if (Pushing(run)) wanted = std::max(wanted, LowWaterPages(ticket));
-  const std::uint64_t coming = ticket.quota_pages - ticket.used_pages + ticket.clean_pages +
-                               ticket.writing_pages;
+  const std::uint64_t coming =
+      ticket.quota_pages - ticket.used_pages + ticket.clean_pages + ticket.writing_pages;
   if (coming < wanted) return true;
   // Known from the start: this much cannot stay.
   return Pushing(run) &&
@@ -754,9 +754,8 @@ bool Manager::PickReadAhead(Ticket& ticket, Run& run, Job& job) {
   while (!run.absent.empty()) {
     Unit* unit = nullptr;
     if (run.forwards) {
-      auto next = std::find_if(run.absent.begin(), run.absent.end(), [&](const Unit* u) {
-        return u->entry->token >= run.last_token;
-      });
+      auto next = std::find_if(run.absent.begin(), run.absent.end(),
+                               [&](const Unit* u) { return u->entry->token >= run.last_token; });
       unit = next != run.absent.end() ? *next : *run.absent.begin();
     } else {
       Entry probe_entry;
@@ -1094,16 +1093,15 @@ void Manager::FailStuck(Ticket& ticket) {
     if (op == nullptr || !op->armed || !op->is_offload || !op->status.ok()) continue;
     if (op->next == op->entry->units.size()) continue;
     const std::uint64_t needed = PagesFor(op->entry->units[op->next].bytes);
-    const std::uint64_t available =
-        ticket.quota_pages - ticket.used_pages + ticket.clean_pages;
+    const std::uint64_t available = ticket.quota_pages - ticket.used_pages + ticket.clean_pages;
     if (available >= needed) continue;
     const bool can_write = far_ != nullptr && ticket.write_failure.ok();
     if (can_write && needed <= ticket.quota_pages) continue;
     if (!ticket.write_failure.ok()) {
-      op->status = Status(ticket.write_failure.code(),
-                          ticket.write_failure.message() + ". The pool of " +
-                              std::to_string(ticket.stats.pool_bytes) +
-                              " bytes is full, so the step cannot go on");
+      op->status =
+          Status(ticket.write_failure.code(), ticket.write_failure.message() + ". The pool of " +
+                                                  std::to_string(ticket.stats.pool_bytes) +
+                                                  " bytes is full, so the step cannot go on");
     } else {
       op->status = Status(
           Code::kHostLimit,

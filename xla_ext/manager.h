@@ -111,11 +111,10 @@ class Manager {
 
   Status Begin(std::uint32_t ticket, RunKey key);
   Outcome Offload(RunKey key, std::span<const std::byte> source, std::uint32_t serial,
-                  std::int64_t site, std::int32_t dtype, std::int32_t readers,
-                  std::uint32_t& token, Done done);
-  Outcome Reload(RunKey key, std::uint32_t token, std::span<std::byte> target,
-                 std::uint32_t serial, std::int64_t site, std::int32_t dtype,
-                 std::uint32_t& next_serial, Done done);
+                  std::int64_t site, std::int32_t dtype, std::int32_t readers, std::uint32_t& token,
+                  Done done);
+  Outcome Reload(RunKey key, std::uint32_t token, std::span<std::byte> target, std::uint32_t serial,
+                 std::int64_t site, std::int32_t dtype, std::uint32_t& next_serial, Done done);
   Status Discard(RunKey key, std::uint32_t token, std::uint32_t serial, std::int64_t site,
                  std::uint32_t& next_serial);
   Status End(RunKey key, std::uint32_t serial, std::uint32_t& ticket);
@@ -151,13 +150,13 @@ class Manager {
     std::vector<std::byte*> pages;
     std::vector<Extent> extents;
     std::uint64_t checksum = 0;
-    int pins = 0;            // copies between the pool and a buffer of the step in progress
-    bool in_pool = false;    // `pages` hold the data
-    bool in_far = false;     // `extents` hold the data
+    int pins = 0;          // copies between the pool and a buffer of the step in progress
+    bool in_pool = false;  // `pages` hold the data
+    bool in_far = false;   // `extents` hold the data
     bool writing = false;
     bool reading = false;
-    bool wanted = false;     // the run's reload still needs it, and it was not in the pool
-    bool read_ahead = false; // brought back before it was asked for
+    bool wanted = false;            // the run's reload still needs it, and it was not in the pool
+    bool read_ahead = false;        // brought back before it was asked for
     Where where = Where::kNowhere;  // the run's set that holds it
   };
 
@@ -217,7 +216,7 @@ class Manager {
   const std::unique_ptr<NearTier> near_;
   const std::unique_ptr<FarTier> far_;  // null: memory only
 
-  mutable std::mutex mutex_;  // guards everything below, and far_'s space accounting
+  mutable std::mutex mutex_;       // guards everything below, and far_'s space accounting
   std::condition_variable work_;   // there may be a job
   std::condition_variable quiet_;  // a ticket's transfers may have ended
   PageArena arena_;

@@ -116,8 +116,8 @@ nb::list Log(const std::shared_ptr<Manager>& manager, std::uint32_t ticket) {
   RefuseInForkedChild();
   nb::list events;
   for (const Event& event : manager->Log(ticket)) {
-    events.append(nb::make_tuple(event.operation, event.site, event.bytes, event.start_ns,
-                                 event.end_ns));
+    events.append(
+        nb::make_tuple(event.operation, event.site, event.bytes, event.start_ns, event.end_ns));
   }
   return events;
 }
@@ -134,8 +134,8 @@ nb::dict Totals(const std::shared_ptr<Manager>& manager) {
   return result;
 }
 
-void InjectFault(const std::shared_ptr<Manager>& manager, std::string_view kind,
-                 std::int64_t after, std::int64_t count) {
+void InjectFault(const std::shared_ptr<Manager>& manager, std::string_view kind, std::int64_t after,
+                 std::int64_t count) {
   RefuseInForkedChild();
   struct Named {
     std::string_view name;
@@ -190,12 +190,12 @@ NB_MODULE(_native, m) {
       .def("stats", &Stats, "ticket"_a)
       .def("log", &Log, "ticket"_a,
            "Events (operation, site, bytes, start_ns, end_ns) of a ticket, if enabled.")
-      .def("enable_log", [](Manager& self, bool enabled) { self.EnableLog(enabled); }, "enabled"_a)
+      .def(
+          "enable_log", [](Manager& self, bool enabled) { self.EnableLog(enabled); }, "enabled"_a)
       .def("totals", &Totals)
       .def("inject_fault", &InjectFault, "kind"_a, "after"_a = 0, "count"_a = 1,
            "Make I/O fail, for tests: `after` operations pass, then `count` fail (-1: all).")
-      .def("shutdown", &Shutdown,
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("shutdown", &Shutdown, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("direct_io", &Manager::direct_io);
 }
 

@@ -78,8 +78,7 @@ void ShutdownAllManagers() {
 }
 
 Status OpenTicket(const std::shared_ptr<Manager>& manager, std::uint64_t pool_bytes,
-                  std::uint64_t spill_bytes, std::uint64_t expected_bytes,
-                  std::uint32_t& ticket) {
+                  std::uint64_t spill_bytes, std::uint64_t expected_bytes, std::uint32_t& ticket) {
   Registry& registry = TheRegistry();
   {
     std::lock_guard lock(registry.mutex);

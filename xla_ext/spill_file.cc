@@ -61,9 +61,7 @@ class FileDescriptor {
 };
 
 struct AlignedDelete {
-  void operator()(std::byte* p) const {
-    ::operator delete[](p, std::align_val_t{kPageBytes});
-  }
+  void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{kPageBytes}); }
 };
 using AlignedBuffer = std::unique_ptr<std::byte[], AlignedDelete>;
 
@@ -186,7 +184,7 @@ class SpillFile final : public FarTier {
     // A part may have been allocated before the failure. If giving it back fails as well, the next
     // attempt finds it and uses it.
     (void)!::ftruncate(fd_.get(), static_cast<off_t>(size_));
-    struct statvfs info {};
+    struct statvfs info{};
     const bool known = ::fstatvfs(fd_.get(), &info) == 0;
     const std::uint64_t available =
         known ? static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize : 0;
@@ -199,7 +197,7 @@ class SpillFile final : public FarTier {
 
   // For filesystems that cannot preallocate: the check is then only as good as the moment.
   int GrowSparse(std::uint64_t bytes) {
-    struct statvfs info {};
+    struct statvfs info{};
     if (::fstatvfs(fd_.get(), &info) != 0) return errno;
     if (static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize < bytes - size_) return ENOSPC;
     return ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;

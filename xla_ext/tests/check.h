@@ -97,8 +97,8 @@ class Driver {
 
   Status Push(const Bytes& bytes, std::uint32_t& token, std::int64_t site = 1, int readers = 1) {
     Waiter waiter;
-    const Status status = waiter.Wait(manager_->Offload(key_, bytes, serial_, site, kDtype,
-                                                        readers, token, waiter.done()));
+    const Status status = waiter.Wait(
+        manager_->Offload(key_, bytes, serial_, site, kDtype, readers, token, waiter.done()));
     if (status.ok()) serial_ = token;
     return status;
   }
@@ -176,6 +176,6 @@ inline int RunAll() {
   ((condition) ? void(0) : ::jdynoff::testing::Fail(__FILE__, __LINE__, #condition))
 #define CHECK_EQ(a, b) ::jdynoff::testing::CheckEqual(a, b, #a " == " #b, __FILE__, __LINE__)
 #define CHECK_OK(status) ::jdynoff::testing::CheckOk(status, #status, __FILE__, __LINE__)
-#define CHECK_CODE(status, expected)                                                   \
-  CHECK_EQ(std::string(::jdynoff::CodeName((status).code())),                           \
+#define CHECK_CODE(status, expected)                          \
+  CHECK_EQ(std::string(::jdynoff::CodeName((status).code())), \
            std::string(::jdynoff::CodeName(expected)))

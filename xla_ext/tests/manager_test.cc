@@ -194,9 +194,9 @@ TEST(the_same_run_on_two_devices_does_not_mix) {
   Bytes back(64);
   Waiter waiter;
   std::uint32_t next = 0;
-  CHECK_CODE(waiter.Wait(manager->Reload(other, token, back, 0, 1, Driver::kDtype, next,
-                                         waiter.done())),
-             Code::kToken);
+  CHECK_CODE(
+      waiter.Wait(manager->Reload(other, token, back, 0, 1, Driver::kDtype, next, waiter.done())),
+      Code::kToken);
   CHECK_OK(run.Pop(token, back));
 }
 

@@ -108,8 +108,7 @@ TEST(faults_hit_one_step_and_spare_the_others) {
     manager->InjectFault(fault, 5, 1);
     Concurrently(3, [&](int thread) {
       Driver run(manager, kMiB, kMiB);
-      const Status status =
-          RandomStep(run, static_cast<std::uint64_t>(thread + 7), 60);
+      const Status status = RandomStep(run, static_cast<std::uint64_t>(thread + 7), 60);
       if (!status.ok()) ++failed;
     });
     CHECK_EQ(manager->Totals().live_entries, 0u);
