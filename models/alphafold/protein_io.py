@@ -118,7 +118,7 @@ def _atom(name: str, position: np.ndarray, confidence: float) -> gemmi.Atom:
 
 
 def _require_fits_pdb(structure: gemmi.Structure) -> None:
-    numbers = [residue.seqid.num for chain in structure[0] for residue in chain]
+    numbers = [int(residue.seqid.num or 0) for chain in structure[0] for residue in chain]
     coordinates = [value for site in structure[0].all() for value in site.atom.pos.tolist()]
     if max(numbers) > _PDB_MAX_RESIDUE or not (
         min(coordinates) >= _PDB_MIN_COORDINATE and max(coordinates) <= _PDB_MAX_COORDINATE

@@ -292,8 +292,6 @@ def _polymer_kind(structure: gemmi.Structure, residues: Sequence[gemmi.Residue])
     """Name what a polymer is, or None for a protein."""
     entity = structure.get_entity_of(structure[0].get_subchain(residues[0].subchain))
     kind = entity.polymer_type if entity is not None else gemmi.PolymerType.Unknown
-    if kind == gemmi.PolymerType.Unknown:
-        kind = gemmi.check_polymer_type(structure[0].get_subchain(residues[0].subchain))
     if kind in (gemmi.PolymerType.PeptideL, gemmi.PolymerType.PeptideD):
         return None
     names = {
@@ -312,7 +310,7 @@ def _read_polymer(
     observed = _one_residue_per_position(residues)
     if full and all(residue.label_seq is not None for residue in observed):
         names = [gemmi.Entity.first_mon(monomer) for monomer in full]
-        positions = [residue.label_seq - 1 for residue in observed]
+        positions = [int(residue.label_seq or 0) - 1 for residue in observed]
         for position, residue in zip(positions, observed, strict=True):
             names[position] = residue.name
     else:

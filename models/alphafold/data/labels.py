@@ -110,8 +110,10 @@ def atom14_labels(
 
 
 def frames_from_points(
-    on_negative_x: Floats, origin: Floats, in_xy_plane: Floats
-) -> tuple[Floats, Floats]:
+    on_negative_x: NDArray[np.floating],
+    origin: NDArray[np.floating],
+    in_xy_plane: NDArray[np.floating],
+) -> tuple[Floats, NDArray[np.floating]]:
     """Build frames by Gram-Schmidt (supplement, algorithm 21).
 
     Args:
@@ -223,7 +225,7 @@ def quaternion_of_rotation(rotation: Floats) -> Floats:
     return (quaternion * sign).astype(np.float32)
 
 
-def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+def _unit(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
     return vectors / np.sqrt(np.sum(np.square(vectors), axis=-1, keepdims=True) + _TINY)
 
 
