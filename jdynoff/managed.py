@@ -37,7 +37,7 @@ from jdynoff.program.build import build
 from jdynoff.program.graph import Program
 from jdynoff.program.order import shorten_live_ranges
 from jdynoff.rewrite.emit import emit
-from jdynoff.runtime.device_memory import available_bytes
+from jdynoff.runtime.device_memory import host_memory
 from jdynoff.runtime.manager import manager_for
 from jdynoff.runtime.stats import StepStats
 from jdynoff.runtime.tiers import Disk
@@ -180,7 +180,9 @@ class Managed:
             plan.pool_bytes + plan.memory.temporary_bytes,
             max(plan.device_peak_bytes, self._limit()),
             manager,
-            lambda: manager.open(plan.pool_bytes, plan.spill_bytes),
+            lambda: manager.open(
+                plan.pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes
+            ),
         )
         try:
             outputs, sentinel = self._call(
@@ -266,14 +268,14 @@ class Managed:
         flight = self._landed_flight
         if flight is None:
             if any(v.choice is not None and not v.choice.moves for v in self._variants.values()):
-                return StepStats.nothing_moved()
+                return StepStats()
             raise RuntimeError(
                 f"{self._name} has not completed a step yet; call it before asking for stats()."
             )
         if flight.failure is not None:
             raise flight.failure
         assert flight.stats is not None
-        return StepStats.from_native(flight.stats)
+        return StepStats.from_manager(flight.stats)
 
     @property
     def _name(self) -> str:
@@ -282,7 +284,7 @@ class Managed:
     def _limit(self) -> int:
         if isinstance(self._budget, int):
             return self._budget
-        return available_bytes() if self._budget is None else 0
+        return host_memory().available_bytes if self._budget is None else 0
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -354,7 +356,7 @@ class Managed:
             )
 
         before = set(self._variants)
-        budget = available_bytes() if self._budget is None else self._budget
+        budget = host_memory().available_bytes if self._budget is None else self._budget
         try:
             choice = search(
                 variant.program,

@@ -67,6 +67,7 @@ class Plan:
       plain_is_simulated: whether `plain_peak_bytes` is a simulation.
       memory: XLA's figures for the managed program.
       pool_bytes: the manager's arena, staging included.
+      held_bytes: what the manager holds at once if every path is taken.
       spill_bytes: disk space that the step reserves.
       offloaded_bytes: handed to the manager in one step, at most.
       reloaded_bytes: taken back in one step, at most.
@@ -87,6 +88,7 @@ class Plan:
     plain_is_simulated: bool
     memory: MemoryUse
     pool_bytes: int
+    held_bytes: int
     spill_bytes: int
     offloaded_bytes: int
     reloaded_bytes: int

@@ -14,6 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from jdynoff._native import PAGE_BYTES
 from jdynoff.errors import BudgetError
 from jdynoff.planning.budget import MINIMUM, format_bytes
 from jdynoff.planning.decisions import Decisions, Rebuild, Site
@@ -23,9 +24,8 @@ from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.program.graph import Program
 
-CHUNK_BYTES = 1 << 20
 # The smallest pool: staging for writes on their way out and reads on their way in.
-_MIN_POOL_CHUNKS = 8
+_MIN_POOL_BYTES = 8 << 20
 # A simulated peak may be this many times XLA's figure (unrolled code, fused away); only beyond it
 # is compiling the unchanged step a waste.
 _SIMULATION_EXCESS = 3.0
@@ -172,8 +172,7 @@ class _Search:
             raise self.error(limit, least, decisions)
         held = held_bytes(decisions)
         room = floor if limit is None else limit - memory.total_bytes
-        pool = max(floor, min(room, held)) // CHUNK_BYTES * CHUNK_BYTES if held else 0
-        pool = max(pool, floor)
+        pool = max(floor, min(room, held) // PAGE_BYTES * PAGE_BYTES)
         on_disk = held > pool
         offloaded, reloaded = offloaded_bytes(decisions), reloaded_bytes(decisions)
         plan = Plan(
@@ -188,6 +187,7 @@ class _Search:
             plain_is_simulated=self.plain_memory is None,
             memory=memory,
             pool_bytes=pool,
+            held_bytes=held,
             spill_bytes=held if on_disk else 0,
             offloaded_bytes=offloaded,
             reloaded_bytes=reloaded,
@@ -226,18 +226,16 @@ def describe(tensor: LiveTensor) -> str:
 
 
 def held_bytes(decisions: Decisions) -> int:
-    """Pool or disk space that the step's entries need if every path is taken, whole chunks."""
+    """Pool or disk space that the step's entries need if every path is taken, whole pages."""
     return sum(
-        -(-site.entry_bytes // CHUNK_BYTES) * CHUNK_BYTES * site.entries
-        if site.entry_bytes > CHUNK_BYTES // 4
-        else -(-site.total_bytes // CHUNK_BYTES) * CHUNK_BYTES
+        -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries
         for site in decisions.moved()
     )
 
 
 def min_pool_bytes(decisions: Decisions) -> int:
     """The smallest pool with which transfers still overlap the computation."""
-    return min(held_bytes(decisions), _MIN_POOL_CHUNKS * CHUNK_BYTES)
+    return min(held_bytes(decisions), _MIN_POOL_BYTES)
 
 
 def offloaded_bytes(decisions: Decisions) -> int:
