@@ -18,10 +18,41 @@ import jax.numpy as jnp
 from models.alphafold.network.settings import Settings
 
 
-def map_rows(fun: Callable[..., jax.Array], rows: Any, settings: Settings) -> jax.Array:
+def map_row_chunks(
+    fun: Callable[[Any], Any], rows: Any, chunk_size: int | None, *, checkpoint: bool = False
+) -> Any:
     """Apply `fun` to chunks of rows and put the results together.
 
     Equals `fun(rows)`.
+
+    Args:
+        fun: maps a pytree of arrays with a leading row axis to a pytree of arrays with that axis.
+        rows: pytree of arrays that share the length of their leading axis.
+        chunk_size: rows at a time; None for all at once.
+        checkpoint: recompute each chunk in the backward pass.
+
+    Returns:
+        `fun(rows)`.
+    """
+    length = jax.tree.leaves(rows)[0].shape[0]
+    if chunk_size is None or chunk_size >= length:
+        return fun(rows)
+    body = jax.checkpoint(fun) if checkpoint else fun
+    num_chunks, rest = divmod(length, chunk_size)
+    whole = num_chunks * chunk_size
+    stacked = jax.tree.map(
+        lambda x: x[:whole].reshape((num_chunks, chunk_size) + x.shape[1:]), rows
+    )
+    _, out = jax.lax.scan(lambda carry, x: (carry, body(x)), None, stacked)
+    out = jax.tree.map(lambda x: x.reshape((whole,) + x.shape[2:]), out)
+    if rest:
+        last = body(jax.tree.map(lambda x: x[whole:], rows))
+        out = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), out, last)
+    return out
+
+
+def map_rows(fun: Callable[[Any], jax.Array], rows: Any, settings: Settings) -> jax.Array:
+    """Apply a Haiku function to chunks of rows, as large as the settings say.
 
     Args:
         fun: maps a pytree of arrays with a leading row axis to one array with that axis.
@@ -31,17 +62,9 @@ def map_rows(fun: Callable[..., jax.Array], rows: Any, settings: Settings) -> ja
     Returns:
         `fun(rows)`.
     """
-    chunk = settings.attention_chunk_size
-    length = jax.tree.leaves(rows)[0].shape[0]
     # Parameters are created by the first call, which must not be inside a scan.
-    if chunk is None or chunk >= length or hk.running_init():
+    if hk.running_init():
         return fun(rows)
-    body = jax.checkpoint(fun) if settings.checkpoint_chunks else fun
-    num_chunks, rest = divmod(length, chunk)
-    whole = num_chunks * chunk
-    stacked = jax.tree.map(lambda x: x[:whole].reshape((num_chunks, chunk) + x.shape[1:]), rows)
-    _, out = jax.lax.scan(lambda carry, x: (carry, body(x)), None, stacked)
-    out = out.reshape((whole,) + out.shape[2:])
-    if rest:
-        out = jnp.concatenate([out, body(jax.tree.map(lambda x: x[whole:], rows))])
-    return out
+    return map_row_chunks(
+        fun, rows, settings.attention_chunk_size, checkpoint=settings.checkpoint_chunks
+    )

@@ -71,7 +71,7 @@ class EmbeddingsAndEvoformer(hk.Module):
             templates = TemplateEmbedding(c.template, settings, name="template_embedding")
             pair = pair + templates(pair, template_batch, pair_mask)
 
-        pair = self._run_extra_msa(batch, pair, pair_mask)
+        pair = _update_from_extra_msa(batch, pair, pair_mask, c, settings)
 
         msa_mask = batch["msa_mask"]
         if c.template.enabled and c.template.embed_torsion_angles:
@@ -105,37 +105,42 @@ class EmbeddingsAndEvoformer(hk.Module):
             "evoformer_blocks_run": blocks_run,
         }
 
-    def _run_extra_msa(self, batch: Batch, pair: jax.Array, pair_mask: jax.Array) -> jax.Array:
-        """Algorithm 18: update the pair representation from the extra alignment rows."""
-        c, settings = self._config, self._settings
-        if c.extra_msa_stack_num_block == 0:
-            return pair
-        names = ("extra_msa", "extra_msa_mask", "extra_has_deletion", "extra_deletion_value")
-        extra_batch = {name: batch[name] for name in names}
 
-        def block(activations: Activations, masks: Masks) -> Activations:
-            return EvoformerIteration(c.evoformer, settings, True, EXTRA_MSA_STACK)(
-                activations, masks
-            )
+def _update_from_extra_msa(
+    batch: Batch,
+    pair: jax.Array,
+    pair_mask: jax.Array,
+    config: ml_collections.ConfigDict,
+    settings: Settings,
+) -> jax.Array:
+    """Algorithm 18: update the pair representation from the extra alignment rows."""
+    if config.extra_msa_stack_num_block == 0:
+        return pair
+    names = ("extra_msa", "extra_msa_mask", "extra_has_deletion", "extra_deletion_value")
+    extra_batch = {name: batch[name] for name in names}
 
-        def update(extra_batch: Batch, pair: jax.Array, pair_mask: jax.Array) -> jax.Array:
-            activations, _ = scan_blocks(
-                block,
-                c.extra_msa_stack_num_block,
-                {"msa": embedders.embed_extra_msa(extra_batch, c, settings), "pair": pair},
-                {"msa": extra_batch["extra_msa_mask"], "pair": pair_mask},
-                settings,
-                module=EXTRA_MSA_STACK,
-            )
-            return activations["pair"]
+    def block(activations: Activations, masks: Masks) -> Activations:
+        module = EvoformerIteration(config.evoformer, settings, True, EXTRA_MSA_STACK)
+        return module(activations, masks)
 
-        if settings.extra_msa_min_depth <= 0:
-            return update(extra_batch, pair, pair_mask)
-        depth = jnp.sum(jnp.any(extra_batch["extra_msa_mask"] > 0, axis=-1))
-        return run_if(
-            depth >= settings.extra_msa_min_depth,
-            update,
-            (extra_batch, pair, pair_mask),
-            otherwise=lambda extra_batch, pair, pair_mask: pair,
-            settings=settings,
+    def update(extra_batch: Batch, pair: jax.Array, pair_mask: jax.Array) -> jax.Array:
+        activations, _ = scan_blocks(
+            block,
+            config.extra_msa_stack_num_block,
+            {"msa": embedders.embed_extra_msa(extra_batch, config, settings), "pair": pair},
+            {"msa": extra_batch["extra_msa_mask"], "pair": pair_mask},
+            settings,
+            module=EXTRA_MSA_STACK,
         )
+        return activations["pair"]
+
+    if settings.extra_msa_min_depth <= 0:
+        return update(extra_batch, pair, pair_mask)
+    depth = jnp.sum(jnp.any(extra_batch["extra_msa_mask"] > 0, axis=-1))
+    return run_if(
+        depth >= settings.extra_msa_min_depth,
+        update,
+        (extra_batch, pair, pair_mask),
+        otherwise=lambda extra_batch, pair, pair_mask: pair,
+        settings=settings,
+    )

@@ -116,6 +116,44 @@ class SingleTemplateEmbedding(hk.Module):
         return LayerNorm("output_layer_norm")(act)
 
 
+def _update_from_templates(
+    pair: jax.Array,
+    template_batch: Batch,
+    pair_mask: jax.Array,
+    config: ml_collections.ConfigDict,
+    settings: Settings,
+) -> jax.Array:
+    """Embed every template, then let each pair attend over them (Algorithm 17)."""
+    template_mask = template_batch["template_mask"]
+    num_templates = template_mask.shape[0]
+    num_residues, _, channels = pair.shape
+
+    def embed(template: Batch, pair_mask: jax.Array) -> jax.Array:
+        name = "single_template_embedding"
+        return SingleTemplateEmbedding(config, settings, name)(template, pair_mask)
+
+    first = jax.tree.map(lambda x: x[0], dict(template_batch))
+    params, apply = lift_function(embed, first, pair_mask)
+    rngs = jax.random.split(hk.next_rng_key(), num_templates) if settings.uses_dropout else None
+    _, templates = jax.lax.scan(
+        lambda carry, xs: (carry, apply(params, xs[1], xs[0], pair_mask)),
+        None,
+        (dict(template_batch), rngs),
+    )  # [template, residue, residue, c_t]
+
+    attention = Attention(config.attention, settings, channels)
+
+    def attend(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        pair_rows, template_rows = rows
+        query = pair_rows.reshape(-1, 1, channels)
+        keys = template_rows.reshape(-1, num_templates, template_rows.shape[-1])
+        mask = jnp.broadcast_to(template_mask[None], keys.shape[:2])
+        return attention(query, keys, mask).reshape(-1, num_residues, channels)
+
+    # [residue, residue, template, c_t]: each pair attends over the templates.
+    return map_rows(attend, (pair, jnp.moveaxis(templates, 0, 2)), settings)
+
+
 class TemplateEmbedding(hk.Module):
     """Update [residues, residues, c_z] of the pair representation from all templates.
 
@@ -146,48 +184,18 @@ class TemplateEmbedding(hk.Module):
         Returns:
             The update; zero if no template is present.
         """
+        config, settings = self._config, self._settings
         present = jnp.sum(template_batch["template_mask"]) > 0
         args = (pair, dict(template_batch), pair_mask)
-        if not self._settings.skip_absent_templates:
-            return self._update(*args) * present.astype(pair.dtype)
+        if not settings.skip_absent_templates:
+            return _update_from_templates(*args, config, settings) * present.astype(pair.dtype)
         return run_if(
             present,
-            self._update,
+            lambda *xs: _update_from_templates(*xs, config, settings),
             args,
             otherwise=lambda pair, *_: jnp.zeros_like(pair),
-            settings=self._settings,
+            settings=settings,
         )
-
-    def _update(self, pair: jax.Array, template_batch: Batch, pair_mask: jax.Array) -> jax.Array:
-        c, settings = self._config, self._settings
-        template_mask = template_batch["template_mask"]
-        num_templates = template_mask.shape[0]
-        num_residues, _, channels = pair.shape
-
-        def embed(template: Batch, pair_mask: jax.Array) -> jax.Array:
-            name = "single_template_embedding"
-            return SingleTemplateEmbedding(c, settings, name)(template, pair_mask)
-
-        first = jax.tree.map(lambda x: x[0], dict(template_batch))
-        params, apply = lift_function(embed, first, pair_mask)
-        rngs = jax.random.split(hk.next_rng_key(), num_templates) if settings.uses_dropout else None
-        _, templates = jax.lax.scan(
-            lambda carry, xs: (carry, apply(params, xs[1], xs[0], pair_mask)),
-            None,
-            (dict(template_batch), rngs),
-        )  # [template, residue, residue, c_t]
-
-        attention = Attention(c.attention, settings, channels)
-
-        def attend(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
-            pair_rows, template_rows = rows
-            query = pair_rows.reshape(-1, 1, channels)
-            keys = template_rows.reshape(-1, num_templates, template_rows.shape[-1])
-            mask = jnp.broadcast_to(template_mask[None], keys.shape[:2])
-            return attention(query, keys, mask).reshape(-1, num_residues, channels)
-
-        # [residue, residue, template, c_t]: each pair attends over the templates.
-        return map_rows(attend, (pair, jnp.moveaxis(templates, 0, 2)), settings)
 
 
 def template_torsion_rows(
