@@ -42,6 +42,30 @@ void Complete(ffi::Promise& promise, const Status& status) {
   }
 }
 
+// XLA may pack several of these into a byte, and does not tell a handler whether it did: the size
+// of such a buffer is unknown here.
+bool IsSubByte(ffi::DataType dtype) {
+  switch (dtype) {
+    case ffi::DataType::S1:
+    case ffi::DataType::S2:
+    case ffi::DataType::S4:
+    case ffi::DataType::U1:
+    case ffi::DataType::U2:
+    case ffi::DataType::U4:
+    case ffi::DataType::F4E2M1FN:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Status CheckMovable(const ffi::AnyBuffer& buffer) {
+  if (!IsSubByte(buffer.element_type())) return {};
+  return {Code::kConfiguration, "values of fewer than eight bits cannot be moved (XLA's dtype " +
+                                    std::to_string(static_cast<int>(buffer.element_type())) +
+                                    "); leave them to XLA, or store them as int8"};
+}
+
 // The manager of a run, or an error that says why there is none.
 std::shared_ptr<Manager> FindManager(RunKey key, Status& status) {
   if (InForkedChild()) {
@@ -69,8 +93,8 @@ ffi::Future Offload(ffi::RunId run, std::int32_t device, ffi::AnyBuffer source, 
   ffi::Promise promise;
   ffi::Future future(promise);
   const RunKey key{run.run_id, device};
-  Status status;
-  if (const auto manager = FindManager(key, status)) {
+  Status status = CheckMovable(source);
+  if (const auto manager = status.ok() ? FindManager(key, status) : nullptr) {
     const Outcome outcome = manager->Offload(
         key, {static_cast<const std::byte*>(source.untyped_data()), source.size_bytes()},
         *serial.typed_data(), site, static_cast<std::int32_t>(source.element_type()), readers,
@@ -89,8 +113,8 @@ ffi::Future Reload(ffi::RunId run, std::int32_t device, Scalar token, Scalar ser
   ffi::Promise promise;
   ffi::Future future(promise);
   const RunKey key{run.run_id, device};
-  Status status;
-  if (const auto manager = FindManager(key, status)) {
+  Status status = CheckMovable(*target);
+  if (const auto manager = status.ok() ? FindManager(key, status) : nullptr) {
     const Outcome outcome = manager->Reload(
         key, *token.typed_data(),
         {static_cast<std::byte*>(target->untyped_data()), target->size_bytes()},

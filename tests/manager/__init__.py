@@ -1,0 +1,1 @@
+"""Tests of the C++ manager through its Python face and through XLA."""
