@@ -26,7 +26,9 @@ class Site:
     entries: int  # at most, in one step
     source: str  # file:line of the code that made it
     reason: str
-    readers: int = 1  # reloads of one entry before it is freed
+    readers: int = 1  # reloads of one entry before it is freed, without evictions of its consumers
+    # More reloads of the entries of one leaf: branches evict what they have reloaded independently.
+    again: dict[Operand, int] = dataclasses.field(default_factory=dict)
     identifier: int = 0  # content hash, set by `number_sites`
     kept: bool = False  # left to XLA by the budget
 
@@ -34,6 +36,15 @@ class Site:
     def total_bytes(self) -> int:
         """Most bytes that the site holds at once in one step."""
         return self.entry_bytes * self.entries
+
+    @property
+    def most_readers(self) -> int:
+        """Most reloads of any one entry."""
+        return self.readers + max(self.again.values(), default=0)
+
+    def readers_of(self, leaf: Operand) -> int:
+        """Reloads of an entry that was made as `leaf`."""
+        return self.readers + self.again.get(leaf, 0)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -58,7 +69,11 @@ class Own:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outer:
-    """A value of the producing region that is an operand of the producer, re-read outside."""
+    """A value of the producing region that is re-read outside of it.
+
+    `operand` is an argument of the step, a constant, an operand of the producer in the region
+    where both sides meet, or, one level further in, a value of the producing region around.
+    """
 
     operand: Operand
     scanned: bool
@@ -82,6 +97,7 @@ class Replay:
     consumer: Region
     origins: dict[Value, Origin] = dataclasses.field(default_factory=dict)
     rebuilds: dict[Value, Value] = dataclasses.field(default_factory=dict)  # consumed -> produced
+    needed: set[Value] = dataclasses.field(default_factory=set)  # by replays further in
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -19,7 +19,7 @@ from jdynoff.planning.decisions import Decisions, Site, Spill
 from jdynoff.planning.recompute import derivable
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Program, Region, Value
-from jdynoff.program.structure import leaves, root
+from jdynoff.program.structure import Leaf, leaves, root
 
 # A value whose next use is closer than this many operations is not worth moving: XLA may run the
 # operations in between in another order or as one.
@@ -48,11 +48,11 @@ class Simulation:
         self._peaks: dict[Region, int] = {}
         self._bounds: dict[Region, int] = {}
         self._reads: dict[Value, list[int]] = {}
-        self._site_of: dict[Value, Site] = {}
+        self._site_of: dict[Value, tuple[Site, Leaf]] = {}
         for site in self.decisions.moved():
             for leaf in leaves(site.node):
                 for value in leaf.consumed:
-                    self._site_of[value] = site
+                    self._site_of[value] = site, leaf
 
     def lower_bound(self, region: Region | None = None) -> int:
         """The allowance that no spilling can undercut: operands and results of one operation."""
@@ -279,9 +279,9 @@ class Simulation:
         return found
 
     def _record(self, value: Value, points: list[Operation], from_arguments: bool) -> Spill:
-        site = self._site_of.get(value)
-        if site is not None:
-            site.readers += len(points)
+        if value in self._site_of:
+            site, leaf = self._site_of[value]
+            site.again[leaf.produced] = site.again.get(leaf.produced, 0) + len(points)
             return Spill(site, value, points)
         if from_arguments:
             return Spill(None, value, points)

@@ -13,7 +13,7 @@ moves fewer bytes, because the replay then costs its elementwise chain for nothi
 from __future__ import annotations
 
 from jdynoff import jax_compat
-from jdynoff.planning.decisions import Origin, Outer, Own
+from jdynoff.planning.decisions import Origin, Outer, Own, Replay
 from jdynoff.program.graph import Constant, Operation, Region, Value
 from jdynoff.program.structure import is_scanned, root
 
@@ -135,27 +135,30 @@ def is_cheap(operation: Operation) -> bool:
     )
 
 
-def arguments_of_step(region: Region, top: Region, consumer: Operation) -> dict[Value, Origin]:
-    """Inputs of a scan body or branch that `consumer`, beside its producer, can read again.
+def reachable_inputs(
+    region: Region, consumer: Region, around: Replay | None, top: Region
+) -> dict[Value, Origin]:
+    """Inputs of a producing region that its consuming region can read again.
 
     Args:
-      region: the producing body.
+      region: the producing body or branch.
+      consumer: the consuming one.
+      around: how the region around the consumer reads the region around the producer; None where
+        both are in one region.
       top: the step's own region.
-      consumer: the consuming operation, in the same region as the producer.
 
     Returns:
-      The inputs that are slices of, or the same as, arguments of the step or operands of
-      `consumer`.
+      The inputs that are, or are slices of: arguments of the step, constants, operands of the
+      consuming operation, or values that the region around can get at.
     """
-    producer = region.owner
+    producer, consuming = region.owner, consumer.owner
     assert producer is not None
-    branch = producer.bodies.index(region)
-    consuming = consumer.bodies[branch]
+    assert consuming is not None
     held: dict[tuple[int, bool], Value] = {}
-    for value in consuming.inputs:
-        operand = _passed(consumer, value.index)
+    for value in consumer.inputs:
+        operand = _passed(consuming, value.index)
         if isinstance(operand, Value):
-            held.setdefault((id(operand), _scanned(consumer, value.index)), value)
+            held.setdefault((id(operand), _scanned(consuming, value.index)), value)
     origins: dict[Value, Origin] = {}
     for value in region.inputs:
         operand = _passed(producer, value.index)
@@ -164,13 +167,40 @@ def arguments_of_step(region: Region, top: Region, consumer: Operation) -> dict[
         scanned = _scanned(producer, value.index)
         if isinstance(operand, Constant):
             origins[value] = Outer(operand, scanned)
-        elif (id(operand), scanned) in held:
-            origins[value] = Own(held[id(operand), scanned])
-        else:
-            source = root(operand)
-            if isinstance(source, Constant) or (source.region is top and source.producer is None):
-                origins[value] = Outer(operand, scanned)
+            continue
+        outside = around.origins.get(operand) if around is not None else None
+        twin = operand if around is None else getattr(outside, "value", None)
+        if (id(twin), scanned) in held:
+            origins[value] = Own(held[id(twin), scanned])
+            continue
+        source = root(operand)
+        if isinstance(source, Constant) or (source.region is top and source.producer is None):
+            origins[value] = Outer(source, scanned)
+        elif outside is not None:
+            origins[value] = Outer(operand, scanned)
     return origins
+
+
+def prune(replay: Replay, around: Replay | None) -> None:
+    """Drops the origins that no rebuilt value needs, so that nothing is carried in vain."""
+    needed: set[Value] = set(replay.needed)
+    waiting = list(replay.rebuilds.values())
+    seen: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in replay.origins:
+            needed.add(value)
+        elif value.producer is not None:
+            waiting.extend(
+                operand for operand in value.producer.operands if isinstance(operand, Value)
+            )
+    replay.origins = {value: replay.origins[value] for value in needed}
+    for origin in replay.origins.values():
+        if isinstance(origin, Outer) and around is not None and origin.operand in around.origins:
+            around.needed.add(origin.operand)
 
 
 def _scanned(operation: Operation, number: int) -> bool:

@@ -246,7 +246,7 @@ def offloaded_bytes(decisions: Decisions) -> int:
 def reloaded_bytes(decisions: Decisions) -> int:
     """Bytes taken back in one step, if every branch is taken."""
     return sum(
-        site.total_bytes * site.readers * executions(site.region) for site in decisions.moved()
+        site.total_bytes * site.most_readers * executions(site.region) for site in decisions.moved()
     )
 
 

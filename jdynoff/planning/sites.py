@@ -57,15 +57,22 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
             site = _candidate(value, decisions.min_bytes)
             if site is not None:
                 candidates.append(site)
-    groups: dict[tuple[Region, Region], list[Site]] = {}
+    groups: dict[tuple[Region, Region], tuple[list[tuple[Region, Region]], list[Site]]] = {}
     for site in candidates:
-        pair = _single_pair(site)
-        if pair is None:
+        chain = _chain(site)
+        if chain is None:
             decisions.sites.append(site)
         else:
-            groups.setdefault(pair[-1], []).append(site)
-    for (producer, consumer), sites in groups.items():
-        _reduce(producer, consumer, sites, top, decisions)
+            groups.setdefault(chain[-1], (chain, []))[1].append(site)
+    # Outermost first: an inner pair reads what the pair around it can get at.
+    ordered = sorted(groups.values(), key=lambda group: len(group[0]))
+    replays: dict[Region, tuple[Replay, Replay | None]] = {}
+    for chain, sites in ordered:
+        _reduce(chain, sites, top, replays, decisions)
+    for replay, around in reversed(replays.values()):
+        recompute.prune(replay, around)
+        if replay.rebuilds or replay.origins:
+            decisions.replays[replay.consumer] = replay
 
 
 def _candidate(value: Value, min_bytes: int) -> Site | None:
@@ -138,8 +145,8 @@ def _entries(node: Node) -> int:
     return max(_entries(branch) for branch in node.branches if branch is not None)
 
 
-def _single_pair(site: Site) -> list[tuple[Region, Region]] | None:
-    """The chain of (producing, consuming) bodies of a site with one leaf and one consumer."""
+def _chain(site: Site) -> list[tuple[Region, Region]] | None:
+    """The (producing, consuming) bodies of a site with one leaf and one consumer, outermost first."""
     chain: list[tuple[Region, Region]] = []
     node: Node | None = site.node
     while not isinstance(node, Leaf):
@@ -164,18 +171,37 @@ def _leaf_of(site: Site) -> Leaf:
     return leaf
 
 
+def _replay(
+    chain: list[tuple[Region, Region]],
+    top: Region,
+    replays: dict[Region, tuple[Replay, Replay | None]],
+) -> Replay | None:
+    """The replay of the innermost pair of a chain; made, with those around it, if new."""
+    producer, consumer = chain[-1]
+    if consumer not in replays:
+        around = _replay(chain[:-1], top, replays) if len(chain) > 1 else None
+        if len(chain) > 1 and around is None:
+            return None
+        replay = Replay(producer, consumer)
+        replay.origins.update(recompute.reachable_inputs(producer, consumer, around, top))
+        replays[consumer] = (replay, around)
+    replay, _ = replays[consumer]
+    # A consumer of two producers rebuilds from the first only.
+    return replay if replay.producer is producer else None
+
+
 def _reduce(
-    producer: Region, consumer: Region, sites: list[Site], top: Region, decisions: Decisions
+    chain: list[tuple[Region, Region]],
+    sites: list[Site],
+    top: Region,
+    replays: dict[Region, tuple[Replay, Replay | None]],
+    decisions: Decisions,
 ) -> None:
-    replay = decisions.replays.get(consumer)
-    if replay is not None and replay.producer is not producer:
-        decisions.sites.extend(sites)  # a consumer of two producers rebuilds from the first only
+    producer, consumer = chain[-1]
+    replay = None if consumer in decisions.replays else _replay(chain, top, replays)
+    if replay is None:
+        decisions.sites.extend(sites)
         return
-    replay = replay or Replay(producer, consumer)
-    chain = _single_pair(sites[0])
-    assert chain is not None
-    if len(chain) == 1 and consumer.owner is not None:
-        replay.origins.update(recompute.arguments_of_step(producer, top, consumer.owner))
     # Several results may be one and the same array of the body; it is moved once.
     first: dict[Value, Site] = {}
     residuals: dict[Value, int] = {}
@@ -191,11 +217,11 @@ def _reduce(
         first[produced] = site
         residuals[produced] = site.entry_bytes
     kept, rebuilt, bases = recompute.choose(producer, residuals, set(replay.origins))
-    for produced in rebuilt:
+    for produced in (value for value in residuals if value in rebuilt or value in replay.origins):
         site = first[produced]
         replay.rebuilds[_leaf_of(site).consumed[0]] = produced
         _record(decisions, site, "computed again from values that are there anyway")
-    for produced in kept:
+    for produced in (value for value in residuals if value in kept):
         site = first[produced]
         replay.origins[produced] = Own(_leaf_of(site).consumed[0])
         decisions.sites.append(site)
@@ -207,8 +233,6 @@ def _reduce(
         site.reason = "several residuals are computed from it"
         replay.origins[product] = Stored(site)
         decisions.sites.append(site)
-    if replay.rebuilds or bases:
-        decisions.replays[consumer] = replay
 
 
 def _record(decisions: Decisions, site: Site, reason: str) -> None:

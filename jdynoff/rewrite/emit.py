@@ -75,16 +75,20 @@ class _Scope:
     replay: Replay | None = None
     outside: dict[Value, Any] = dataclasses.field(default_factory=dict)
     rebuilt: dict[Value, Any] = dataclasses.field(default_factory=dict)
+    # Apart from `rebuilt`, which evictions clear: an entry can be reloaded only as often as announced.
+    stored: dict[Value, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Emitter:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.serial: Any = None
+        self.arguments: dict[Operand, Any] = {}
 
     def step(self, top: Region, ticket: Any, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
         self.serial = transfer.begin(ticket) if ticket is not None else None
-        scope = _Scope(top, dict(zip(top.inputs, arguments, strict=True)), {})
+        self.arguments = dict(zip(top.inputs, arguments, strict=True))
+        scope = _Scope(top, dict(self.arguments), {})
         self.operations(scope)
         outputs = [self.read(scope, output) for output in top.outputs]
         return outputs, transfer.end(self.serial) if ticket is not None else None
@@ -123,7 +127,7 @@ class _Emitter:
             self.made(scope, value)
         for value, site in self.tables.evict.get(operation, ()):
             if site is not None and site not in scope.tokens:
-                scope.tokens[site] = self.offload(scope.values[value], site)
+                scope.tokens[site] = self.offload(scope.values[value], site, value)
             scope.values.pop(value, None)
             scope.reloaded.discard(value)
             scope.rebuilt.clear()
@@ -133,13 +137,13 @@ class _Emitter:
         for site in self.tables.offload.get(value, ()):
             if value not in scope.values:
                 self.read(scope, value)
-            scope.tokens[site] = self.offload(scope.values[value], site)
+            scope.tokens[site] = self.offload(scope.values[value], site, value)
 
-    def offload(self, value: Any, site: Site) -> Any:
+    def offload(self, array: Any, site: Site, leaf: Operand) -> Any:
         if site.kept:
-            return value  # the budget leaves this one to XLA: the array is its own token
+            return array  # the budget leaves this one to XLA: the array is its own token
         self.serial = transfer.offload(
-            value, self.serial, site=site.identifier, readers=site.readers
+            array, self.serial, site=site.identifier, readers=site.readers_of(leaf)
         )
         return self.serial
 
@@ -228,9 +232,9 @@ class _Emitter:
         if isinstance(origin, Outer):
             return scope.outside[produced]
         if isinstance(origin, Stored):
-            value = self.reload(scope, origin.site, produced, reader)
-            scope.rebuilt[produced] = value
-            return value
+            if produced not in scope.stored:
+                scope.stored[produced] = self.reload(scope, origin.site, produced, reader)
+            return scope.stored[produced]
         operation = produced.producer
         assert operation is not None, "a rebuilt value starts from values with an origin"
         inputs = [self.rebuild(scope, operand, reader) for operand in operation.operands]
@@ -283,8 +287,18 @@ class _Emitter:
             child.replay = replay
             for produced, origin in replay.origins.items():
                 if isinstance(origin, Outer) and not origin.scanned:
-                    child.outside[produced] = self.read(scope, origin.operand)
+                    child.outside[produced] = self.read_again(scope, origin.operand)
         return child
+
+    def read_again(self, scope: _Scope, operand: Operand) -> Any:
+        """Reads the operand of an `Outer` origin from the scope around the consuming body."""
+        if isinstance(operand, Constant):
+            return operand.value
+        if operand in self.arguments:
+            return self.arguments[operand]
+        if operand.region is scope.region:
+            return self.read(scope, operand)
+        return self.rebuild(scope, operand, None)
 
     def outputs(self, scope: _Scope, keep: Sequence[int]) -> list[Any]:
         region = scope.region
@@ -292,12 +306,11 @@ class _Emitter:
         assert owner is not None
         arrays = [self.array(scope, region.outputs[number], owner) for number in keep]
         for export in self.tables.exports.get(region, ()):
-            if export.made and export.site in scope.tokens:
+            if export.constant is not None:
+                array = self.array(scope, export.constant, owner)
+                arrays.append(self.offload(array, export.site, export.constant))
+            elif export.made:
                 arrays.append(scope.tokens[export.site])
-            elif export.made:  # the leaf is a constant
-                leaf = export.site.leaf
-                arrays.append(self.offload(self.array(scope, leaf, owner), export.site))
-                scope.tokens[export.site] = arrays[-1]
             elif export.site.kept:
                 aval = export.site.aval
                 arrays.append(jnp.zeros(export.shape + tuple(aval.shape), aval.dtype))
@@ -335,7 +348,7 @@ class _Emitter:
         xs = (
             [self.array(scope, operation.operands[number], operation) for number in sliced],
             [scope.tokens[site] for site in self.tables.imports.get(body, ())],
-            [self.array(scope, operand, operation) for _, operand in again],
+            [self.read_again(scope, operand) for _, operand in again],
         )
         keep_carry = range(spec.num_carry)
         keep = [

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from jdynoff.planning.decisions import Decisions, Replay, Site
 from jdynoff.planning.residency import Residency
-from jdynoff.program.graph import Operation, Program, Region, Value
+from jdynoff.program.graph import Constant, Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, Node, ScanNode, token_shape
 
 
@@ -17,6 +17,7 @@ class Export:
 
     site: Site
     made: bool
+    constant: Constant | None  # what this body stores, if it is no value of the body
     shape: tuple[int, ...]
 
 
@@ -76,7 +77,11 @@ def _place(site: Site, node: Node, tables: Tables) -> None:
     inner = (node.inner,) if isinstance(node, ScanNode) else node.branches
     shape = next(token_shape(child) for child in inner if child is not None)
     for branch, child in enumerate(inner):
-        tables.exports[node.producer.bodies[branch]].append(Export(site, child is not None, shape))
+        produced = child.produced if isinstance(child, Leaf) else None
+        constant = produced if isinstance(produced, Constant) else None
+        tables.exports[node.producer.bodies[branch]].append(
+            Export(site, child is not None, constant, shape)
+        )
         for operation in {operation for operation, _ in node.consumers}:
             tables.imports[operation.bodies[branch]].append(site)
         if child is not None:

@@ -1,0 +1,1 @@
+"""Scripts that print what the documentation claims; `python -m benchmarks.table` runs them all."""
