@@ -148,8 +148,10 @@ Manager::~Manager() { Shutdown(); }
 
 void Manager::StartThreads() {
   if (far_ == nullptr) return;  // without a far tier nothing is ever left to a thread
-  threads_.reserve(static_cast<std::size_t>(options_.io_threads));
-  for (int i = 0; i < options_.io_threads; ++i) threads_.emplace_back([this] { Work(); });
+  // One more than may be in the far tier at once: it copies while they transfer.
+  const int count = options_.io_threads + 1;
+  threads_.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) threads_.emplace_back([this] { Work(); });
 }
 
 void Manager::AbandonAfterFork() {
@@ -782,11 +784,17 @@ bool Manager::PickReadAhead(Ticket& ticket, Run& run, Job& job) {
 
 bool Manager::PickJob(Job& job) {
   // What a step waits for comes first, whichever step it is; then in turn.
-  using Pick = bool (Manager::*)(Ticket&, Run&, Job&);
-  constexpr Pick kByUrgency[] = {&Manager::PickDemandRead, &Manager::PickCopyIn,
-                                 &Manager::PickWrite, &Manager::PickReadAhead};
+  struct Choice {
+    bool (Manager::*pick)(Ticket&, Run&, Job&);
+    bool uses_far_tier;
+  };
+  constexpr Choice kByUrgency[] = {{&Manager::PickDemandRead, true},
+                                   {&Manager::PickCopyIn, false},
+                                   {&Manager::PickWrite, true},
+                                   {&Manager::PickReadAhead, true}};
   if (tickets_.empty()) return false;
-  for (Pick pick : kByUrgency) {
+  for (const Choice& choice : kByUrgency) {
+    if (choice.uses_far_tier && in_far_tier_ == options_.io_threads) continue;
     auto turn = tickets_.upper_bound(next_turn_);
     for (std::size_t i = 0; i < tickets_.size(); ++i) {
       if (turn == tickets_.end()) turn = tickets_.begin();
@@ -798,8 +806,9 @@ bool Manager::PickJob(Job& job) {
         job = Job();
         job.ticket = ticket;
         job.run = ticket->runs[r];
-        if ((this->*pick)(*ticket, *job.run, job)) {
+        if ((this->*choice.pick)(*ticket, *job.run, job)) {
           next_turn_ = ticket->id;
+          if (choice.uses_far_tier) ++in_far_tier_;
           return true;
         }
       }
@@ -810,6 +819,11 @@ bool Manager::PickJob(Job& job) {
 
 void Manager::Wake() {
   if (idle_threads_ > 0) work_.notify_one();
+}
+
+void Manager::LeaveFarTier() {
+  --in_far_tier_;
+  Wake();
 }
 
 // Waking a thread that finds nothing to do costs more than the copy of a small entry.
@@ -942,6 +956,7 @@ void Manager::ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock) {
   }
   const Status status = far_->Write(SegmentsOf(job.units));
   lock.lock();
+  LeaveFarTier();
   Ticket& ticket = *job.ticket;
   for (Unit* unit : job.units) {
     ticket.writing_pages -= unit->pages.size();
@@ -960,13 +975,16 @@ void Manager::ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock) {
 void Manager::ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   const Status status = far_->Read(SegmentsOf(job.units));
+  lock.lock();
+  LeaveFarTier();
   std::vector<bool> intact(job.units.size(), true);
   if (status.ok() && options_.verify) {
+    lock.unlock();
     for (std::size_t i = 0; i < job.units.size(); ++i) {
       intact[i] = ChecksumOf(*job.units[i]) == job.units[i]->checksum;
     }
+    lock.lock();
   }
-  lock.lock();
   Run& run = *job.run;
   for (std::size_t i = 0; i < job.units.size(); ++i) {
     Unit& unit = *job.units[i];
@@ -1041,6 +1059,7 @@ void Manager::ExecuteBouncedRead(Job& job, std::unique_lock<std::mutex>& lock) {
     status = ChecksumFailure(unit);
   }
   lock.lock();
+  LeaveFarTier();
   unit.reading = false;
   unit.wanted = false;
   --op.busy;

@@ -44,7 +44,7 @@ struct RunKey {
 struct ManagerOptions {
   std::optional<SpillFileOptions> spill;  // none: memory only
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  int io_threads = 2;
+  int io_threads = 2;  // transfers in the far tier at once
   bool verify = false;
 };
 
@@ -203,6 +203,7 @@ class Manager {
   void FinishOperation(Run& run, Operation& op);
   void NoteFailure(Ticket& ticket, const Status& status);
   void Wake();
+  void LeaveFarTier();
   void WakeFor(const Ticket& ticket, const Run& run);
   Status ChecksumFailure(const Unit& unit) const;
 
@@ -229,6 +230,7 @@ class Manager {
   std::uint64_t live_entries_ = 0;
   std::uint64_t live_bytes_ = 0;
   int idle_threads_ = 0;
+  int in_far_tier_ = 0;  // threads that read or write, at most options_.io_threads
   bool log_enabled_ = false;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
