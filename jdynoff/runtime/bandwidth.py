@@ -1,0 +1,171 @@
+"""How fast the spill directory is: by itself, and through the manager and XLA.
+
+For `python -m jdynoff doctor` and the benchmarks. The trap: one measurement of a shared disk says
+little. Compare figures of the same run only, taken in turn.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jdynoff._native import Manager
+from jdynoff.primitives import transfer
+
+CHUNK_BYTES = 1 << 20
+"""Size of one transfer, the same as the manager's."""
+
+THREADS = 2
+"""Transfers at once, as many as the manager makes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Measured bandwidths.
+
+    Attributes:
+        write_bytes_per_second: Out.
+        read_bytes_per_second: Back.
+        direct: Whether the page cache was bypassed.
+    """
+
+    write_bytes_per_second: float
+    read_bytes_per_second: float
+    direct: bool
+
+    @property
+    def round_trip_bytes_per_second(self) -> float:
+        """Bytes out plus bytes back, over the time that both take."""
+        return 2 / (1 / self.write_bytes_per_second + 1 / self.read_bytes_per_second)
+
+
+def _open_nameless(directory: str) -> tuple[int, bool]:
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(directory, flags | os.O_DIRECT, 0o600), True
+    except OSError:
+        return os.open(directory, flags, 0o600), False
+
+
+class PlainCopy:
+    """Writes and reads a nameless file in blocks, with nothing around it."""
+
+    def __init__(self, directory: str, size: int) -> None:
+        """Allocates the file.
+
+        Args:
+            directory: Where.
+            size: Bytes; rounded down to whole chunks.
+
+        Raises:
+            OSError: If there is no room, or the directory cannot be written to.
+        """
+        self._size = max(size // CHUNK_BYTES, 1) * CHUNK_BYTES
+        self._fd, self._direct = _open_nameless(directory)
+        try:
+            os.posix_fallocate(self._fd, 0, self._size)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._buffers = [mmap.mmap(-1, CHUNK_BYTES) for _ in range(THREADS)]
+        for buffer in self._buffers:
+            buffer.write(os.urandom(CHUNK_BYTES))
+
+    def close(self) -> None:
+        """Frees the file."""
+        os.close(self._fd)
+
+    def _transfer(self, thread: int, write: bool) -> None:
+        move = os.pwritev if write else os.preadv
+        for offset in range(thread * CHUNK_BYTES, self._size, THREADS * CHUNK_BYTES):
+            moved = move(self._fd, [self._buffers[thread]], offset)
+            if moved != CHUNK_BYTES:
+                raise OSError(f"moved {moved} of {CHUNK_BYTES} bytes at offset {offset}")
+
+    def run(self) -> Rates:
+        """Copies everything out, then back.
+
+        Returns:
+            The rates of this one copy.
+        """
+        rates = []
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            for write in (True, False):
+                started = time.perf_counter()
+                list(pool.map(self._transfer, range(THREADS), [write] * THREADS))
+                rates.append(self._size / (time.perf_counter() - started))
+        return Rates(rates[0], rates[1], self._direct)
+
+
+def moving_step(entries: int) -> Callable[[Any, jax.Array], Any]:
+    """Build a step that moves an array out `entries` times and back, and computes nothing.
+
+    Args:
+        entries: How many times.
+
+    Returns:
+        A jitted function of a ticket (u32[]) and a vector; it returns the first element of every
+        copy that came back, and the sentinel.
+    """
+
+    @jax.jit
+    def step(ticket: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def out(serial: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            token = transfer.offload(x, serial, site=1, readers=1)
+            return token, token
+
+        def back(serial: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
+            aval = jax.core.ShapedArray(x.shape, x.dtype)
+            value, serial = transfer.reload(token, serial, [], site=1, aval=aval)
+            return serial, value[0]
+
+        serial, tokens = jax.lax.scan(out, transfer.begin(ticket), None, length=entries)
+        serial, firsts = jax.lax.scan(back, serial, tokens, reverse=True)
+        return firsts, transfer.end(serial)
+
+    return step
+
+
+def managed_rate(
+    manager: Manager, step: Callable[[Any, jax.Array], Any], x: jax.Array, total: int, pool: int
+) -> float:
+    """Run a `moving_step` once.
+
+    Args:
+        manager: Whose tier is measured.
+        step: The step, compiled already unless the compilation is meant to count.
+        x: What it moves.
+        total: Bytes that it moves out.
+        pool: Bytes of pool memory that it gets; what stays there is not counted.
+
+    Returns:
+        Bytes per second that reached the disk and came back, over the time of the step.
+
+    Raises:
+        RuntimeError: If what came back is not what went out.
+    """
+    started = time.perf_counter()
+    ticket = manager.open(pool, total, expected_bytes=total)
+    try:
+        firsts, _ = jax.block_until_ready(step(np.uint32(ticket), x))
+        seconds = time.perf_counter() - started
+        moved = manager.stats(ticket)
+    finally:
+        manager.close(ticket)
+    if not bool((firsts == x[0]).all()):
+        raise RuntimeError("the manager returned other values than it was given")
+    return (moved["bytes_written"] + moved["bytes_read"]) / seconds
+
+
+def vector_of(size: int) -> jax.Array:
+    """Make a vector of `size` bytes (a multiple of 4) that does not compress."""
+    return jax.random.normal(jax.random.key(0), (size // 4,), jnp.float32)
