@@ -12,7 +12,7 @@ Step = Callable[..., Any]
 Struct = jax.ShapeDtypeStruct
 
 LAYERS, BATCH, WIDTH = 16, 2048, 512
-SWITCH_BATCH, SWITCH_WIDTH = 1024, 256
+SWITCH_BATCH, SWITCH_WIDTH = 2048, 128
 BRANCH_WIDTHS = tuple(256 * number for number in range(1, 9))
 _LEARNING_RATE = 0.1
 
@@ -49,7 +49,7 @@ def switch_loss(weights: Any, x: jax.Array, path: jax.Array) -> jax.Array:
 
     def branch(number: int) -> Callable[[jax.Array], jax.Array]:
         w = weights[number]
-        return lambda x: x + jax.nn.gelu(x @ w["a"]) @ w["b"]
+        return lambda x: x + jnp.tanh(x @ w["a"]) @ w["b"]
 
     branches = [branch(number) for number in range(len(BRANCH_WIDTHS))]
     carried, _ = jax.lax.scan(lambda x, i: (jax.lax.switch(i, branches, x), None), x, path)

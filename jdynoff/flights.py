@@ -96,13 +96,13 @@ class Ledger:
         for flight in ready:
             self._land(flight)
 
-    def wait(self, owner: object) -> None:
-        """Waits for the runs of one managed function."""
+    def wait(self, owner: object | None = None) -> None:
+        """Waits for the runs of one managed function, or of all."""
         with self._lock:
             mine = [
                 flight
                 for flight in self._flights
-                if flight.owner is owner and flight.sentinel is not None
+                if (owner is None or flight.owner is owner) and flight.sentinel is not None
             ]
         for flight in mine:
             self._land(flight)

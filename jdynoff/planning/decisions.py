@@ -20,15 +20,16 @@ class Site:
     value: Value | None  # the value at the level of the pair; None for an added base
     leaf: Operand  # the array that is moved
     node: Node | None  # the control flow it is moved through; None for straight-line code
+    reach: Node | None  # the same with the readers that compute it again
     region: Region  # where the pair meets
     aval: Any  # of one entry
     entry_bytes: int
     entries: int  # at most, in one step
     source: str  # file:line of the code that made it
     reason: str
-    readers: int = 1  # reloads of one entry before it is freed, without evictions of its consumers
-    # More reloads of the entries of one leaf: branches evict what they have reloaded independently.
-    again: dict[Operand, int] = dataclasses.field(default_factory=dict)
+    # Reloads of one entry before it is freed, by leaf: branches differ in their readers, and evict
+    # independently what they have reloaded.
+    readers: dict[Operand, int] = dataclasses.field(default_factory=dict)
     identifier: int = 0  # content hash, set by `number_sites`
     kept: bool = False  # left to XLA by the budget
 
@@ -40,19 +41,18 @@ class Site:
     @property
     def most_readers(self) -> int:
         """Most reloads of any one entry."""
-        return self.readers + max(self.again.values(), default=0)
+        return max(self.readers.values(), default=1)
 
     def readers_of(self, leaf: Operand) -> int:
         """Reloads of an entry that was made as `leaf`."""
-        return self.readers + self.again.get(leaf, 0)
+        return self.readers.get(leaf, 1)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Rebuild:
-    """A residual that the consuming region computes again instead of receiving it."""
+    """A residual that its consumers compute again instead of receiving it."""
 
-    consumed: Value  # in the consuming region
-    produced: Value  # what it equals, in the producing region
+    leaf: Operand  # the array, where it is made
     node: Node  # the control flow between the two
     entry_bytes: int
     entries: int
@@ -104,9 +104,10 @@ class Replay:
 class Spill:
     """A straight-line value that leaves XLA between two of its uses."""
 
-    site: Site | None  # None: computed again from the step's arguments
+    site: Site | None  # None: computed again from `anchors`
     value: Value
     evictions: list[Operation]  # the value leaves XLA after each of these, until its next use
+    anchors: frozenset[Value] = frozenset()  # what is there, or reloaded, when it is needed again
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -16,7 +16,7 @@ import dataclasses
 import heapq
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
-from jdynoff.planning.recompute import derivable
+from jdynoff.planning.recompute import is_cheap
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, leaves, root
@@ -24,6 +24,10 @@ from jdynoff.program.structure import Leaf, leaves, root
 # A value whose next use is closer than this many operations is not worth moving: XLA may run the
 # operations in between in another order or as one.
 _MIN_GAP_OPERATIONS = 6
+# A value is computed again from others only if they come back within this many operations: they
+# are then alive together anyway.
+_ANCHOR_WINDOW = 64
+_MOST_REPLAYED = 64  # operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +191,6 @@ class Simulation:
         for value in self._values(region):
             first, _ = self._range(value)
             starting.setdefault(first, []).append(value)
-        from_arguments = derivable(region, self._arguments(region))
         alive: dict[Value, None] = {}
         away: set[Value] = set()
         heap: list[tuple[int, int, Value]] = []  # (-next use, tie, value)
@@ -253,8 +256,59 @@ class Simulation:
                 elif self._movable(value):
                     tie += 1
                     heapq.heappush(heap, (-following, tie, value))
+        anchors = self._derive(region, evictions)
         for value, points in evictions.items():
-            spills.append(self._record(value, points, value in from_arguments))
+            spills.append(self._record(value, points, anchors.get(value)))
+
+    def _derive(
+        self, region: Region, evictions: dict[Value, list[Operation]]
+    ) -> dict[Value, frozenset[Value]]:
+        """Which evicted values can be computed again where they are needed, and from what.
+
+        In program order, a value is derived if the cheap operations that made it start from
+        arguments, from values that are alive there anyway, or from evicted values that come back
+        near there. What it is derived from stays a transfer, so nothing is derived in a circle.
+        """
+        arguments = self._arguments(region)
+        back = {
+            value: self._positions(value)[bisect.bisect(self._positions(value), last.position)]
+            for value, (last, *more) in evictions.items()
+            if not more
+        }
+        derived: dict[Value, frozenset[Value]] = {}
+
+        def there(value: Value, position: int) -> bool:
+            if value in arguments:
+                return True
+            if value in evictions:
+                near = abs(back.get(value, -_ANCHOR_WINDOW) - position) <= _ANCHOR_WINDOW
+                return value in back and value not in derived and near
+            first, last = self._range(value)
+            return value not in self.residency.dropped and first <= position <= last
+
+        for value in sorted(back, key=lambda value: self._range(value)[0]):
+            if value in self._site_of:
+                continue
+            found: set[Value] = set()
+            waiting = [value]
+            operations: set[int] = set()
+            while waiting and len(operations) <= _MOST_REPLAYED:
+                operation = waiting.pop().producer
+                if operation is None or not is_cheap(operation):
+                    break
+                if operation.position in operations:
+                    continue
+                operations.add(operation.position)
+                for operand in operation.operands:
+                    if isinstance(operand, Value):
+                        if there(operand, back[value]):
+                            found.add(operand)
+                        else:
+                            waiting.append(operand)
+            else:
+                if not waiting:
+                    derived[value] = frozenset(found)
+        return derived
 
     def _movable(self, value: Value) -> bool:
         if value.nbytes < self.decisions.min_bytes or self.residency.is_output(value):
@@ -278,25 +332,28 @@ class Simulation:
                 found.add(value)
         return found
 
-    def _record(self, value: Value, points: list[Operation], from_arguments: bool) -> Spill:
+    def _record(
+        self, value: Value, points: list[Operation], anchors: frozenset[Value] | None
+    ) -> Spill:
         if value in self._site_of:
             site, leaf = self._site_of[value]
-            site.again[leaf.produced] = site.again.get(leaf.produced, 0) + len(points)
+            site.readers[leaf.produced] = site.readers.get(leaf.produced, 1) + len(points)
             return Spill(site, value, points)
-        if from_arguments:
-            return Spill(None, value, points)
+        if anchors is not None:
+            return Spill(None, value, points, anchors)
         assert value.producer is not None
         site = Site(
             value=value,
             leaf=value,
             node=None,
+            reach=None,
             region=value.region,
             aval=value.aval,
             entry_bytes=value.nbytes,
             entries=1,  # reloaded before the region runs again
             source=value.producer.source,
             reason="its next use is far away",
-            readers=len(points),
+            readers={value: len(points)},
         )
         self.decisions.sites.append(site)
         return Spill(site, value, points)

@@ -288,14 +288,3 @@ def _greedy(
             else:
                 settle(result, frozenset((result,)))
     return kept, rebuilt, lacking
-
-
-def derivable(region: Region, available: set[Value]) -> set[Value]:
-    """Values of `region` that are cheap functions of `available` values and constants."""
-    found = set(available)
-    for operation in region.operations:
-        if is_cheap(operation) and all(
-            isinstance(operand, Constant) or operand in found for operand in operation.operands
-        ):
-            found.update(operation.results)
-    return found

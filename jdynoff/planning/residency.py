@@ -45,9 +45,9 @@ def residency(program: Program, decisions: Decisions) -> Residency:
     """Follows the decisions' control flow once, from the outermost region inwards."""
     state = Residency()
     for site in decisions.sites:
-        if site.kept or site.node is None:
+        if site.kept or site.reach is None:
             continue
-        _serve(site.node, state)
+        _serve(site.reach, state)
     for rebuilt in decisions.rebuilt:
         _serve(rebuilt.node, state)
     for region in program.regions:

@@ -228,8 +228,7 @@ def describe(tensor: LiveTensor) -> str:
 def held_bytes(decisions: Decisions) -> int:
     """Pool or disk space that the step's entries need if every path is taken, whole pages."""
     return sum(
-        -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries
-        for site in decisions.moved()
+        -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries for site in decisions.moved()
     )
 
 
@@ -268,7 +267,7 @@ def _planned(decisions: Decisions, on_disk: bool) -> list[PlannedSite]:
             bytes=spill.value.nbytes,
             action="recompute",
             tier="xla",
-            reason="a cheap function of the step's arguments",
+            reason="computed again from values that are there anyway",
         )
         for spill in decisions.spills
         if spill.site is None
@@ -294,8 +293,8 @@ def _planned_site(site: Site, on_disk: bool) -> PlannedSite:
 def _planned_rebuild(rebuilt: Rebuild) -> PlannedSite:
     return PlannedSite(
         source=rebuilt.source,
-        shape=tuple(rebuilt.produced.aval.shape),
-        dtype=str(rebuilt.produced.aval.dtype),
+        shape=tuple(rebuilt.leaf.aval.shape),
+        dtype=str(rebuilt.leaf.aval.dtype),
         entry_bytes=rebuilt.entry_bytes,
         entries=rebuilt.entries,
         bytes=rebuilt.entry_bytes * rebuilt.entries,

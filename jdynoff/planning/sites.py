@@ -7,6 +7,7 @@ is left becomes a `Site`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable
 
@@ -57,22 +58,93 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
             site = _candidate(value, decisions.min_bytes)
             if site is not None:
                 candidates.append(site)
-    groups: dict[tuple[Region, Region], tuple[list[tuple[Region, Region]], list[Site]]] = {}
+    groups: dict[tuple[Region, Region], list[_Reading]] = {}
     for site in candidates:
-        chain = _chain(site)
-        if chain is None:
-            decisions.sites.append(site)
-        else:
-            groups.setdefault(chain[-1], (chain, []))[1].append(site)
+        for reading in _readings(site):
+            groups.setdefault(reading.chain[-1], []).append(reading)
     # Outermost first: an inner pair reads what the pair around it can get at.
-    ordered = sorted(groups.values(), key=lambda group: len(group[0]))
+    ordered = sorted(groups.values(), key=lambda group: len(group[0].chain))
     replays: dict[Region, tuple[Replay, Replay | None]] = {}
-    for chain, sites in ordered:
-        _reduce(chain, sites, top, replays, decisions)
+    rebuilt: dict[tuple[Leaf, Value], str] = {}
+    for group in ordered:
+        _reduce(group, top, replays, rebuilt, decisions)
     for replay, around in reversed(replays.values()):
         recompute.prune(replay, around)
         if replay.rebuilds or replay.origins:
             decisions.replays[replay.consumer] = replay
+    for site in candidates:
+        _settle(site, rebuilt, decisions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reading:
+    """One consumer of one leaf, and the pairs of bodies on the way to it, outermost first."""
+
+    site: Site
+    leaf: Leaf
+    consumed: Value
+    path: tuple[tuple[ScanNode | CondNode, int], ...]  # node and branch
+    chain: tuple[tuple[Region, Region], ...]  # producing and consuming body
+
+
+def _readings(site: Site) -> list[_Reading]:
+    found: list[_Reading] = []
+
+    def visit(node: Node | None, path: tuple[tuple[ScanNode | CondNode, int], ...]) -> None:
+        if node is None:
+            return
+        if isinstance(node, ScanNode):
+            visit(node.inner, (*path, (node, 0)))
+        elif isinstance(node, CondNode):
+            for branch, child in enumerate(node.branches):
+                visit(child, (*path, (node, branch)))
+        else:
+            for consumed in node.consumed:
+                bodies = [consumed.region]
+                while len(bodies) < len(path):
+                    owner = bodies[0].owner
+                    assert owner is not None
+                    bodies.insert(0, owner.region)
+                chain = tuple(
+                    (step.producer.bodies[branch], body)
+                    for (step, branch), body in zip(path, bodies, strict=True)
+                )
+                found.append(_Reading(site, node, consumed, path, chain))
+
+    visit(site.node, ())
+    return found
+
+
+def _settle(site: Site, rebuilt: dict[tuple[Leaf, Value], str], decisions: Decisions) -> None:
+    """Takes the rebuilt readings out of a site; without any left it is rebuilt as a whole."""
+    assert site.node is not None
+    node = _without(site.node, rebuilt)
+    if node is not None:
+        site.node = node
+        site.leaf = leaves(node)[0].produced
+        site.readers = {leaf.produced: len(leaf.consumed) for leaf in leaves(node)}
+        decisions.sites.append(site)
+        return
+    reading = next(reading for reading in rebuilt if reading[0] in leaves(site.node))
+    decisions.rebuilt.append(
+        Rebuild(site.leaf, site.node, site.entry_bytes, site.entries, site.source, rebuilt[reading])
+    )
+
+
+def _without(node: Node | None, rebuilt: dict[tuple[Leaf, Value], str]) -> Node | None:
+    if node is None:
+        return None
+    if isinstance(node, ScanNode):
+        inner = _without(node.inner, rebuilt)
+        return None if inner is None else dataclasses.replace(node, inner=inner)
+    if isinstance(node, CondNode):
+        branches = tuple(_without(branch, rebuilt) for branch in node.branches)
+        moved = any(branch is not None for branch in branches)
+        return dataclasses.replace(node, branches=branches) if moved else None
+    left = tuple(value for value in node.consumed if (node, value) not in rebuilt)
+    if len(left) == len(node.consumed):
+        return node
+    return Leaf(node.produced, left) if left else None
 
 
 def _candidate(value: Value, min_bytes: int) -> Site | None:
@@ -105,13 +177,13 @@ def _site(
         value=value,
         leaf=produced,
         node=node,
+        reach=node,
         region=region,
         aval=produced.aval,
         entry_bytes=entry_bytes,
         entries=entries,
         source=source,
         reason="made by the forward pass, read by the backward pass",
-        readers=max(1, len(leaf.consumed)),
     )
     if entry_bytes < min_bytes:
         site.kept = True
@@ -145,34 +217,8 @@ def _entries(node: Node) -> int:
     return max(_entries(branch) for branch in node.branches if branch is not None)
 
 
-def _chain(site: Site) -> list[tuple[Region, Region]] | None:
-    """The (producing, consuming) bodies of a site with one leaf and one consumer, outermost first."""
-    chain: list[tuple[Region, Region]] = []
-    node: Node | None = site.node
-    while not isinstance(node, Leaf):
-        assert node is not None
-        if len(node.consumers) != 1:
-            return None
-        consumer = node.consumers[0][0]
-        if isinstance(node, ScanNode):
-            branch, inner = 0, node.inner
-        else:
-            taken = [number for number, body in enumerate(node.branches) if body is not None]
-            if len(taken) != 1:
-                return None
-            branch, inner = taken[0], node.branches[taken[0]]
-        chain.append((node.producer.bodies[branch], consumer.bodies[branch]))
-        node = inner
-    return chain if len(node.consumed) == 1 else None
-
-
-def _leaf_of(site: Site) -> Leaf:
-    (leaf,) = leaves(site.node)
-    return leaf
-
-
 def _replay(
-    chain: list[tuple[Region, Region]],
+    chain: tuple[tuple[Region, Region], ...],
     top: Region,
     replays: dict[Region, tuple[Replay, Replay | None]],
 ) -> Replay | None:
@@ -191,72 +237,67 @@ def _replay(
 
 
 def _reduce(
-    chain: list[tuple[Region, Region]],
-    sites: list[Site],
+    readings: list[_Reading],
     top: Region,
     replays: dict[Region, tuple[Replay, Replay | None]],
+    rebuilt: dict[tuple[Leaf, Value], str],
     decisions: Decisions,
 ) -> None:
-    producer, consumer = chain[-1]
-    replay = None if consumer in decisions.replays else _replay(chain, top, replays)
+    """Decides, for one pair of bodies, which readings are moved and which are computed again."""
+    producer, consumer = readings[0].chain[-1]
+    replay = None if consumer in decisions.replays else _replay(readings[0].chain, top, replays)
     if replay is None:
-        decisions.sites.extend(sites)
         return
     # Several results may be one and the same array of the body; it is moved once.
-    first: dict[Value, Site] = {}
-    residuals: dict[Value, int] = {}
-    for site in sites:
-        produced = _leaf_of(site).produced
+    first: dict[Value, _Reading] = {}
+    for reading in readings:
+        produced = reading.leaf.produced
         if isinstance(produced, Constant):
-            decisions.sites.append(site)
             continue
         if produced in first:
-            replay.rebuilds[_leaf_of(site).consumed[0]] = produced
-            _record(decisions, site, "the same array is moved for another site")
-            continue
-        first[produced] = site
-        residuals[produced] = site.entry_bytes
-    kept, rebuilt, bases = recompute.choose(producer, residuals, set(replay.origins))
-    for produced in (value for value in residuals if value in rebuilt or value in replay.origins):
-        site = first[produced]
-        replay.rebuilds[_leaf_of(site).consumed[0]] = produced
-        _record(decisions, site, "computed again from values that are there anyway")
-    for produced in (value for value in residuals if value in kept):
-        site = first[produced]
-        replay.origins[produced] = Own(_leaf_of(site).consumed[0])
-        decisions.sites.append(site)
-    template = sites[0].node
-    assert template is not None
-    for product in bases:
+            replay.rebuilds[reading.consumed] = produced
+            rebuilt[reading.leaf, reading.consumed] = "the same array is moved for another site"
+        else:
+            first[produced] = reading
+    residuals = {produced: reading.site.entry_bytes for produced, reading in first.items()}
+    kept, again, bases = recompute.choose(producer, residuals, set(replay.origins))
+    for produced, reading in first.items():
+        if produced in again or produced in replay.origins:
+            replay.rebuilds[reading.consumed] = produced
+            rebuilt[reading.leaf, reading.consumed] = (
+                "computed again from values that are there anyway"
+            )
+    for produced, reading in first.items():
+        if produced in kept:
+            replay.origins[produced] = Own(reading.consumed)
+    for product in sorted(bases, key=_made_at):
         leaf = Leaf(product, ())
-        site = _site(None, leaf, _around(template, leaf), sites[0].region, sites[0].entries, 0)
+        node = _along(readings[0], leaf)
+        site = _site(None, leaf, node, readings[0].site.region, _entries(node), 0)
         site.reason = "several residuals are computed from it"
         replay.origins[product] = Stored(site)
         decisions.sites.append(site)
 
 
-def _record(decisions: Decisions, site: Site, reason: str) -> None:
-    consumed = _leaf_of(site).consumed[0]
-    produced = _leaf_of(site).produced
-    assert isinstance(produced, Value)
-    assert site.node is not None
-    decisions.rebuilt.append(
-        Rebuild(consumed, produced, site.node, site.entry_bytes, site.entries, site.source, reason)
-    )
+def _made_at(value: Value) -> tuple[int, int]:
+    return (-1 if value.producer is None else value.producer.position, value.index)
 
 
-def _around(template: Node, leaf: Leaf) -> Node:
-    """The same descent as `template`, ending at another leaf."""
-    if isinstance(template, Leaf):
-        return leaf
-    if isinstance(template, ScanNode):
-        return ScanNode(template.producer, -1, template.consumers, _around(template.inner, leaf))
-    return CondNode(
-        template.producer,
-        -1,
-        template.consumers,
-        tuple(None if branch is None else _around(branch, leaf) for branch in template.branches),
-    )
+def _along(reading: _Reading, leaf: Leaf) -> Node:
+    """The descent that `reading` takes, and no other, ending at another leaf."""
+    node: Node = leaf
+    for (step, branch), (_, body) in zip(
+        reversed(reading.path), reversed(reading.chain), strict=True
+    ):
+        assert body.owner is not None
+        consumers = ((body.owner, -1),)
+        if isinstance(step, ScanNode):
+            node = ScanNode(step.producer, -1, consumers, node)
+        else:
+            count = len(step.producer.bodies)
+            branches = tuple(node if number == branch else None for number in range(count))
+            node = CondNode(step.producer, -1, consumers, branches)
+    return node
 
 
 def number_sites(sites: Iterable[Site]) -> None:

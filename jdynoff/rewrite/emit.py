@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from jdynoff import jax_compat
-from jdynoff.planning.decisions import Decisions, Outer, Own, Replay, Site, Stored
+from jdynoff.planning.decisions import Decisions, Outer, Own, Replay, Site, Spill, Stored
 from jdynoff.planning.residency import holds_calls, residency
 from jdynoff.primitives import transfer
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
@@ -66,7 +66,7 @@ class _Scope:
     region: Region
     values: dict[Value, Any]
     tokens: dict[Site, Any]
-    away: dict[Value, Site | None] = dataclasses.field(default_factory=dict)
+    away: dict[Value, Spill] = dataclasses.field(default_factory=dict)
     made_at: dict[Value, int] = dataclasses.field(default_factory=dict)
     clock: int = 0
     last_result: Any = None
@@ -75,7 +75,7 @@ class _Scope:
     replay: Replay | None = None
     outside: dict[Value, Any] = dataclasses.field(default_factory=dict)
     rebuilt: dict[Value, Any] = dataclasses.field(default_factory=dict)
-    # Apart from `rebuilt`, which evictions clear: an entry can be reloaded only as often as announced.
+    # Not in `rebuilt`, which evictions clear: an entry is reloaded only as often as announced.
     stored: dict[Value, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -125,13 +125,14 @@ class _Emitter:
                 if consumed_reload:
                     scope.retired.append(result)
             self.made(scope, value)
-        for value, site in self.tables.evict.get(operation, ()):
+        for spill in self.tables.evict.get(operation, ()):
+            value, site = spill.value, spill.site
             if site is not None and site not in scope.tokens:
                 scope.tokens[site] = self.offload(scope.values[value], site, value)
             scope.values.pop(value, None)
             scope.reloaded.discard(value)
             scope.rebuilt.clear()
-            scope.away[value] = site
+            scope.away[value] = spill
 
     def made(self, scope: _Scope, value: Value) -> None:
         for site in self.tables.offload.get(value, ()):
@@ -162,11 +163,11 @@ class _Emitter:
             return scope.values[operand]
         replay = scope.replay
         if operand in scope.away:
-            site = scope.away[operand]
-            if site is None:
-                value = self.evaluate_again(scope, operand)
+            spill = scope.away[operand]
+            if spill.site is None:
+                value = self.evaluate_again(scope, spill, reader)
             else:
-                value = self.reload(scope, site, operand, reader, straight_line=True)
+                value = self.reload(scope, spill.site, operand, reader, straight_line=True)
         elif operand in self.tables.parked:
             value = self.reload(scope, self.tables.parked[operand], operand, reader)
         elif replay is not None and operand in replay.rebuilds:
@@ -242,15 +243,22 @@ class _Emitter:
         scope.rebuilt.update(zip(operation.results, results, strict=True))
         return scope.rebuilt[produced]
 
-    def evaluate_again(self, scope: _Scope, value: Value) -> Any:
-        """Computes a straight-line value a second time, from values that never left."""
-        done: dict[Value, Any] = {}
+    def evaluate_again(self, scope: _Scope, spill: Spill, reader: Operation | None) -> Any:
+        """Computes a straight-line value a second time, from its anchors.
+
+        What never left goes through an optimization barrier with something new, or XLA would merge
+        this with the first computation and keep its result instead.
+        """
+        done = {anchor: self.read(scope, anchor, reader) for anchor in spill.anchors}
+        stayed = [anchor for anchor in spill.anchors if anchor not in scope.away]
+        if stayed:
+            late = self.dependencies(scope, reader, straight_line=False)[:1]
+            behind = lax.optimization_barrier((*(done[anchor] for anchor in stayed), *late))
+            done.update(zip(stayed, behind, strict=False))
 
         def evaluate(operand: Operand) -> Any:
             if isinstance(operand, Constant):
                 return operand.value
-            if operand in scope.values:
-                return scope.values[operand]
             if operand not in done:
                 operation = operand.producer
                 assert operation is not None
@@ -259,7 +267,7 @@ class _Emitter:
                 done.update(zip(operation.results, results, strict=True))
             return done[operand]
 
-        return evaluate(value)
+        return evaluate(spill.value)
 
     # Control flow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from jdynoff.planning.decisions import Decisions, Replay, Site
+from jdynoff.planning.decisions import Decisions, Replay, Site, Spill
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Constant, Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, Node, ScanNode, token_shape
@@ -29,7 +29,7 @@ class Tables:
     imports: dict[Region, list[Site]]  # tokens that a body receives, in order
     offload: dict[Value, list[Site]]  # right after this value exists
     parked: dict[Value, Site]  # this value is reloaded at its first use
-    evict: dict[Operation, list[tuple[Value, Site | None]]]  # after this operation
+    evict: dict[Operation, list[Spill]]  # after this operation
     replays: dict[Region, Replay]
     touched: set[Operation]  # control flow that must be emitted anew
     calling: set[Operation]  # control flow that calls the manager inside
@@ -54,11 +54,12 @@ def build_tables(
     for site in decisions.sites:
         if site.node is not None and (not site.kept or site.value is None):
             _place(site, site.node, tables)
+            _touch_node(site.reach or site.node, tables)
     for rebuilt in decisions.rebuilt:
         _touch_node(rebuilt.node, tables)
     for spill in decisions.spills:
         for operation in spill.evictions:
-            tables.evict[operation].append((spill.value, spill.site))
+            tables.evict[operation].append(spill)
         _touch_around(spill.value.region, tables)
     for operation in list(tables.touched):
         _touch_around(operation.region, tables)
