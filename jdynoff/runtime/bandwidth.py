@@ -48,29 +48,30 @@ class Rates:
         return 2 / (1 / self.write_bytes_per_second + 1 / self.read_bytes_per_second)
 
 
-def _open_nameless(directory: str) -> tuple[int, bool]:
-    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+def _open(path: str) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_TMPFILE if os.path.isdir(path) else 0)
     try:
-        return os.open(directory, flags | os.O_DIRECT, 0o600), True
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
     except OSError:
-        return os.open(directory, flags, 0o600), False
+        return os.open(path, flags, 0o600), False
 
 
 class PlainCopy:
-    """Writes and reads a nameless file in blocks, with nothing around it."""
+    """Writes and reads a file in blocks, with nothing around it."""
 
-    def __init__(self, directory: str, size: int) -> None:
+    def __init__(self, path: str, size: int) -> None:
         """Allocates the file.
 
         Args:
-            directory: Where.
+            path: A directory, in which a file without a name is made; or a file, whose content
+                is lost.
             size: Bytes; rounded down to whole chunks.
 
         Raises:
-            OSError: If there is no room, or the directory cannot be written to.
+            OSError: If there is no room, or the path cannot be written to.
         """
         self._size = max(size // CHUNK_BYTES, 1) * CHUNK_BYTES
-        self._fd, self._direct = _open_nameless(directory)
+        self._fd, self._direct = _open(path)
         try:
             os.posix_fallocate(self._fd, 0, self._size)
         except OSError:
@@ -81,7 +82,7 @@ class PlainCopy:
             buffer.write(os.urandom(CHUNK_BYTES))
 
     def close(self) -> None:
-        """Frees the file."""
+        """Closes the file, which frees one without a name."""
         os.close(self._fd)
 
     def _transfer(self, thread: int, write: bool) -> None:
