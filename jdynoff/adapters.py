@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,27 +38,48 @@ def adapt(fun: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Any]) ->
                     "(nnx.split/merge, or equinox.partition/combine) around a plain jax.jit "
                     "function and manage that."
                 )
-            return Adapted(fun, attribute, wrap(inner))
+            clone = copy.copy(fun)
+            return Adapted(clone, attribute, wrap(_of(clone, inner)))
     return wrap(fun)
 
 
-class _Captured(Exception):
-    """Carries what a library's wrapper passes to its inner function."""
+def _of(wrapper: Any, inner: Any) -> Any:
+    """Makes `inner` belong to `wrapper`: nnx finds a call's objects by the wrapper's identity."""
+    function = inner.__wrapped__
+    if not hasattr(function, "ctxtag"):
+        return inner
+    function = copy.copy(function)
+    function.ctxtag = wrapper
+    return jax_compat.jit_again(function, inner)
+
+
+class _Answer(Exception):
+    """Carries a result out of a library's wrapper that is not the step's own."""
+
+
+class _Inner:
+    """What the wrapper calls: the managed function, or another method of it that was asked for."""
+
+    def __init__(self, managed: Any) -> None:
+        self.managed = managed
+        self.asked = threading.local()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(self.asked, "method", None)
+        if method is None:
+            return self.managed(*args, **kwargs)
+        raise _Answer(method(*args, **kwargs))
 
 
 class Adapted:
     """Another library's jit wrapper around a managed function."""
 
-    def __init__(self, fun: Any, attribute: str, managed: Any) -> None:
-        self._attribute = attribute
+    def __init__(self, wrapper: Any, attribute: str, managed: Any) -> None:
         self.managed = managed
-        self._call = self._with(fun, managed)
-        functools.update_wrapper(self, fun)
-
-    def _with(self, fun: Any, inner: Any) -> Any:
-        clone = copy.copy(fun)
-        object.__setattr__(clone, self._attribute, inner)
-        return clone
+        self._inner = _Inner(managed)
+        self._call = wrapper
+        object.__setattr__(wrapper, attribute, self._inner)
+        functools.update_wrapper(self, wrapper)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step through the library's own wrapper."""
@@ -65,26 +87,25 @@ class Adapted:
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
         """Plans the step for these arguments without running it."""
-        inner_args, inner_kwargs = self._inner_arguments(args, kwargs)
-        return self.managed.plan(*inner_args, **inner_kwargs)
+        return self._ask(self.managed.plan, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the managed step."""
-        inner_args, inner_kwargs = self._inner_arguments(args, kwargs)
-        return self.managed.lower(*inner_args, **inner_kwargs)
+        return self._ask(self.managed.lower, args, kwargs)
 
     def stats(self) -> Any:
         """What the last completed step moved."""
         return self.managed.stats()
 
-    def _inner_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        def capture(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            raise _Captured(inner_args, inner_kwargs)
-
+    def _ask(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls `method` with what the wrapper passes to its inner function, while it does."""
+        self._inner.asked.method = method
         try:
-            self._with(self._call, capture)(*args, **kwargs)
-        except _Captured as captured:
-            return captured.args
+            self._call(*args, **kwargs)
+        except _Answer as answer:
+            return answer.args[0]
+        finally:
+            self._inner.asked.method = None
         raise ConfigurationError("the jit wrapper did not call its inner function.")

@@ -259,6 +259,14 @@ def jit_options(function: Any) -> JitOptions | None:
     )
 
 
+def jit_again(function: Any, jitted: Any) -> Any:
+    """Jits `function` with the options of another jitted function."""
+    options = jit_options(jitted)
+    assert options is not None
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return jax.jit(function, **{name: value for name, value in given.items() if value is not None})
+
+
 def is_extended_dtype(aval: Any) -> bool:
     """Whether `aval` has a dtype that is not plain bytes (PRNG keys)."""
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
