@@ -1,0 +1,1 @@
+"""Tests; `tests.programs` is shared by several of their folders."""

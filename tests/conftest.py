@@ -1,0 +1,31 @@
+"""What all tests share: the platform, and a place on disk.
+
+The trap: JAX reads its environment when it is imported, so the platform is set at import time.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spill_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for spill files; empty before and after, since those have no names."""
+    return tmp_path_factory.mktemp("spill")
+
+
+@pytest.fixture(autouse=True)
+def default_spill_directory(
+    spill_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Keeps tests that name no tier out of the user's directories."""
+    monkeypatch.setenv("JDYNOFF_SPILL_DIR", str(spill_directory))
+    yield
+    assert not list(spill_directory.iterdir()), "a spill file has a name"
