@@ -11,5 +11,6 @@
 "Algorithm" and "section" numbers are those of the supplement.
 
 References:
-    J. Jumper et al., Highly accurate protein structure prediction with AlphaFold, Nature 596 (2021).
+    J. Jumper et al., Highly accurate protein structure prediction with AlphaFold,
+    Nature 596 (2021).
 """

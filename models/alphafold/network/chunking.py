@@ -41,10 +41,10 @@ def map_row_chunks(
     num_chunks, rest = divmod(length, chunk_size)
     whole = num_chunks * chunk_size
     stacked = jax.tree.map(
-        lambda x: x[:whole].reshape((num_chunks, chunk_size) + x.shape[1:]), rows
+        lambda x: x[:whole].reshape((num_chunks, chunk_size, *x.shape[1:])), rows
     )
     _, out = jax.lax.scan(lambda carry, x: (carry, body(x)), None, stacked)
-    out = jax.tree.map(lambda x: x.reshape((whole,) + x.shape[2:]), out)
+    out = jax.tree.map(lambda x: x.reshape((whole, *x.shape[2:])), out)
     if rest:
         last = body(jax.tree.map(lambda x: x[whole:], rows))
         out = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), out, last)

@@ -1,6 +1,6 @@
 """Output heads: small networks on the final representations (sections 1.9.3 to 1.9.10).
 
-Each maps the dictionary of representations to logits; their losses are in `models.alphafold.losses`.
+Each maps the dictionary of representations to logits; the losses are in `models.alphafold.losses`.
 The trap: the distogram is made symmetric by adding the transposed logits, so the layer holds half.
 """
 
@@ -34,6 +34,7 @@ class MaskedMsaHead(_Head):
     """Logits [rows, residues, 23] of the residue types that were masked in the MSA."""
 
     def __call__(self, representations: Representations) -> Prediction:
+        """Return `logits`."""
         return {
             "logits": final_linear(self.config.num_output, self.settings.zero_init, "logits")(
                 representations["msa"]
@@ -45,6 +46,7 @@ class DistogramHead(_Head):
     """Logits [residues, residues, bins] of pseudo-beta distances, and the bins' edges."""
 
     def __call__(self, representations: Representations) -> Prediction:
+        """Return `logits` and `bin_edges` [bins - 1] in Angstrom."""
         half = final_linear(self.config.num_bins, self.settings.zero_init, "half_logits")(
             representations["pair"]
         )
@@ -58,6 +60,7 @@ class PredictedLddtHead(_Head):
     """Logits [residues, bins] of each residue's lDDT-C-alpha (Algorithm 29)."""
 
     def __call__(self, representations: Representations) -> Prediction:
+        """Return `logits`."""
         act = LayerNorm("input_layer_norm")(representations["structure_module"])
         for layer in range(2):
             linear = Linear(self.config.num_channels, "relu", name=f"act_{layer}")
@@ -71,6 +74,7 @@ class PredictedAlignedErrorHead(_Head):
     """Logits [residues, residues, bins] of errors after aligning on each residue, and the edges."""
 
     def __call__(self, representations: Representations) -> Prediction:
+        """Return `logits` and `breaks` [bins - 1] in Angstrom."""
         logits = final_linear(self.config.num_bins, self.settings.zero_init, "logits")(
             representations["pair"]
         )
@@ -82,6 +86,7 @@ class ExperimentallyResolvedHead(_Head):
     """Logits [residues, 37] of whether each atom is resolved in the experiment."""
 
     def __call__(self, representations: Representations) -> Prediction:
+        """Return `logits`."""
         return {
             "logits": final_linear(NUM_ATOM37, self.settings.zero_init, "logits")(
                 representations["single"]

@@ -29,6 +29,7 @@ class FanIn(hk.initializers.Initializer):
         self._stddev = math.sqrt(scale / max(1, fan_in)) / _TRUNCATED_NORMAL_STDDEV
 
     def __call__(self, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        """Draw values."""
         return hk.initializers.TruncatedNormal(self._stddev)(shape, dtype)
 
 
@@ -66,6 +67,7 @@ class Linear(hk.Module):
         self._bias_init = bias_init
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Apply the layer to [..., channels]."""
         fan_in = x.shape[-1]
         if self._initializer == "zeros":
             w_init: hk.initializers.Initializer = hk.initializers.Constant(0.0)
@@ -88,6 +90,7 @@ class LayerNorm(hk.Module):
     """Layer norm over the last axis, statistics in float32, epsilon 1e-5."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise [..., channels]."""
         shape = x.shape[-1:]
         scale = hk.get_parameter("scale", shape, jnp.float32, hk.initializers.Constant(1.0))
         offset = hk.get_parameter("offset", shape, jnp.float32, hk.initializers.Constant(0.0))

@@ -253,9 +253,10 @@ class AlphaFold(hk.Module):
         """Predict a structure.
 
         Args:
-            batch: features with a leading axis of `num_recycle + 1` iterations. A scalar
-                `num_iter_recycling` (int32) says how many of them to recycle, 0 to `num_recycle`;
-                without it all are.
+            batch: features with a leading axis of `num_recycle + 1` iterations (without
+                `resample_msa_in_recycling` every iteration reads the first slice). A scalar
+                `num_iter_recycling` (int32) says how often to recycle, 0 to `num_recycle`;
+                without it that often.
             is_training: use dropout, unless the configuration says `deterministic`.
             compute_loss: compute losses; needs the ground-truth features.
 
@@ -270,8 +271,9 @@ class AlphaFold(hk.Module):
         num_recycle = batch.pop("num_iter_recycling", None)
 
         def at(iteration: int | jax.Array) -> Batch:
+            where = iteration if c.resample_msa_in_recycling else 0
             return {
-                name: jax.lax.dynamic_index_in_dim(value, iteration, 0, keepdims=False)
+                name: jax.lax.dynamic_index_in_dim(value, where, 0, keepdims=False)
                 for name, value in batch.items()
             }
 
@@ -288,7 +290,9 @@ class AlphaFold(hk.Module):
         recycled = initial_recycled(at(0), embeddings)
         params, apply_last = lift_function(last, at(0), recycled)
         rng = hk.next_rng_key() if settings.uses_dropout else None
-        limit = jax.tree.leaves(batch)[0].shape[0] - 1
+        limit = c.num_recycle
+        if c.resample_msa_in_recycling:
+            limit = jax.tree.leaves(batch)[0].shape[0] - 1
         if hk.running_init() or limit == 0:
             out = apply_last(params, rng, at(0), recycled)
             return {**out, "num_recycled": jnp.zeros((), jnp.int32)}

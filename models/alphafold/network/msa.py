@@ -33,6 +33,7 @@ class MSARowAttentionWithPairBias(_Update):
     """Algorithm 7: each row attends along the sequence, biased by the pair representation."""
 
     def __call__(self, msa_act: jax.Array, msa_mask: jax.Array, pair_act: jax.Array) -> jax.Array:
+        """Return the update [rows, residues, c_m]."""
         query_norm = LayerNorm("query_norm")
         pair = LayerNorm("feat_2d_norm")(pair_act)
         weights = pair_bias_weights(pair.shape[-1], self.config.num_head, pair.dtype)
@@ -51,6 +52,7 @@ class MSAColumnAttention(_Update):
     """Algorithm 8: each residue attends along its column of the alignment."""
 
     def __call__(self, msa_act: jax.Array, msa_mask: jax.Array) -> jax.Array:
+        """Return the update [rows, residues, c_m]."""
         query_norm = LayerNorm("query_norm")
         attention = Attention(self.config, self.settings, msa_act.shape[-1])
 
@@ -67,6 +69,7 @@ class MSAColumnGlobalAttention(_Update):
     """Algorithm 19: column attention with one averaged query, for the extra MSA."""
 
     def __call__(self, msa_act: jax.Array, msa_mask: jax.Array) -> jax.Array:
+        """Return the update [rows, residues, c_m]."""
         query_norm = LayerNorm("query_norm")
         attention = GlobalAttention(self.config, self.settings, msa_act.shape[-1])
 
@@ -82,6 +85,7 @@ class Transition(_Update):
     """Algorithms 9 and 15: a two-layer network on every position of the MSA or pair."""
 
     def __call__(self, act: jax.Array, mask: jax.Array) -> jax.Array:
+        """Return the update, shaped like `act`."""
         del mask  # Masked positions are updated too; nothing unmasked ever reads them.
         channels = act.shape[-1]
         hidden = channels * self.config.num_intermediate_factor
@@ -112,6 +116,7 @@ class OuterProductMean(_Update):
         self._num_output_channel = num_output_channel
 
     def __call__(self, act: jax.Array, mask: jax.Array) -> jax.Array:
+        """Return the update [residues, residues, c_z]."""
         mask = mask.astype(act.dtype)
         num_outer = self.config.num_outer_channel
         act = LayerNorm("layer_norm_input")(act)

@@ -71,7 +71,8 @@ class Settings:
         values = dict(global_config)
         if values.pop("multimer_mode", False):
             raise ValueError(
-                "global_config.multimer_mode is True, but this is the monomer model; set it to False."
+                "global_config.multimer_mode is True, but this is the monomer model: "
+                "set it to False."
             )
         subbatch_size = values.pop("subbatch_size", None)
         if values.get("attention_chunk_size") is None:

@@ -43,6 +43,7 @@ class TemplatePairStack(hk.Module):
         self._settings = settings
 
     def __call__(self, pair: jax.Array, pair_mask: jax.Array) -> jax.Array:
+        """Return the new pair representation [residues, residues, c_t]."""
         c, settings = self._config, self._settings
 
         def block(act: jax.Array, mask: jax.Array) -> jax.Array:
@@ -107,6 +108,7 @@ class SingleTemplateEmbedding(hk.Module):
         self._settings = settings
 
     def __call__(self, template: Batch, pair_mask: jax.Array) -> jax.Array:
+        """Return the representation; `template` has no template axis."""
         c, settings = self._config, self._settings
         stack = c.template_pair_stack
         channels = stack.triangle_attention_ending_node.value_dim
@@ -218,7 +220,7 @@ def template_torsion_rows(
         batch["template_all_atom_masks"],
         placeholder=not settings.zero_init,
     )
-    flat = aatype.shape + (-1,)
+    flat = (*aatype.shape, -1)
     features = jnp.concatenate(
         [
             jax.nn.one_hot(aatype, _NUM_TEMPLATE_CLASSES),

@@ -38,6 +38,7 @@ class TriangleAttention(hk.Module):
         self._settings = settings
 
     def __call__(self, pair_act: jax.Array, pair_mask: jax.Array) -> jax.Array:
+        """Return the update [residues, residues, c_z]."""
         ending = self._config.orientation == "per_column"
         if ending:
             pair_act, pair_mask = jnp.swapaxes(pair_act, 0, 1), jnp.swapaxes(pair_mask, 0, 1)
@@ -75,6 +76,7 @@ class TriangleMultiplication(hk.Module):
         self._settings = settings
 
     def __call__(self, pair_act: jax.Array, pair_mask: jax.Array) -> jax.Array:
+        """Return the update [residues, residues, c_z]."""
         num_channel = self._config.num_intermediate_channel
         num_output = pair_act.shape[-1]
         fused = self._config.get("fuse_projection_weights", False)

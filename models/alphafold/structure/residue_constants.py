@@ -2,9 +2,9 @@
 
 Facts of chemistry in the orders that the field's features use: residues ARNDCQEGHILKMFPSTWYV and
 20 = unknown; `atom37` is one order for all residues, `atom14` a dense order for each. Every residue
-is cut into 8 rigid groups: backbone, pre-omega and phi (both hold no heavy atom), psi, chi1 to chi4;
-a group's local x axis is the bond it turns about. The trap: an absent atom or torsion is a zero in
-these tables, never a NaN, so always apply the masks.
+is cut into 8 rigid groups: backbone, pre-omega and phi (both hold no heavy atom), psi, chi1 to
+chi4; a group's local x axis is the bond it turns about. The trap: an absent atom or torsion is a
+zero in these tables, never a NaN, so always apply the masks.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ ATOM37_MASK, ATOM37_TO_ATOM14, ATOM14_TO_ATOM37 = _atom37_tables()
 
 
 def _chi_tables() -> tuple[IntArray, Array, Array]:
-    """Atom37 indices of chi atoms [21, 4, 4], chi masks [21, 4], which chi is pi-periodic [21, 4]."""
+    """Atom37 indices of chi atoms [21, 4, 4]; chi masks and pi-periodic chis [21, 4]."""
     indices = np.zeros((NUM_RESTYPES + 1, 4, 4), np.int32)
     mask, periodic = _empty(4), _empty(4)
     for restype, name in enumerate(RESTYPE_NAMES):

@@ -82,10 +82,10 @@ def from_three_points(
 
 def to_flat12(frame: Rigid) -> jax.Array:
     """Return [..., 12]: the rotation row by row, then the translation."""
-    flat = frame.rotation.reshape(frame.rotation.shape[:-2] + (9,))
+    flat = frame.rotation.reshape((*frame.rotation.shape[:-2], 9))
     return jnp.concatenate([flat, frame.translation], axis=-1)
 
 
 def from_flat12(flat: jax.Array) -> Rigid:
     """Read what `to_flat12` wrote."""
-    return Rigid(flat[..., :9].reshape(flat.shape[:-1] + (3, 3)), flat[..., 9:])
+    return Rigid(flat[..., :9].reshape((*flat.shape[:-1], 3, 3)), flat[..., 9:])

@@ -1,8 +1,9 @@
 """The structure module: from representations to atoms (Algorithm 20).
 
-All layers share their weights. Lengths inside are in units of `position_scale` Angstrom; results are
-in Angstrom. The traps: orientations carry no gradient from layer to layer (translations do), and the
-side-chain network reads the layer-normalised single representation, not its projection.
+All layers share their weights and run in a scan. Lengths inside are in units of `position_scale`
+Angstrom; results are in Angstrom. The traps: orientations carry no gradient from layer to layer
+(translations do), and the side-chain network reads the layer-normalised single representation, not
+its projection.
 """
 
 from __future__ import annotations

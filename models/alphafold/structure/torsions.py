@@ -1,9 +1,9 @@
 """Torsion angles of a structure, for templates and ground truth (sections 1.2.9 and 1.8).
 
 Seven angles per residue, each as (sin, cos): pre-omega and phi (which need the previous residue),
-psi, chi1 to chi4. The traps: psi is measured on the O atom, so its sign is flipped, and the previous
-residue is the previous *row*, also across a chain break. Angles whose mask is 0 are whatever atoms
-at the origin give.
+psi, chi1 to chi4. The traps: psi is measured on the O atom, so its sign is flipped, and the
+previous residue is the previous *row*, also across a chain break. Angles whose mask is 0 are
+whatever atoms at the origin give.
 """
 
 from __future__ import annotations
