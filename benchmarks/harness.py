@@ -88,14 +88,27 @@ def interleave(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str,
 
 
 def parse(
-    description: str | None, argv: Sequence[str] | None, *, target: bool = False
+    description: str | None,
+    argv: Sequence[str] | None,
+    *,
+    target: bool = False,
+    budget: str | None = None,
 ) -> argparse.Namespace:
-    """Reads the options that every benchmark has, and `--target` where it can compile for one."""
+    """Reads the options that every benchmark has.
+
+    Args:
+        description: For `--help`.
+        argv: The arguments; None for the process's.
+        target: Whether there is `--target`, to compile for a GPU that is not there.
+        budget: The default of `--budget`; None if there is no such option.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if target:
         parser.add_argument("--target", help="compile for this described GPU instead")
+    if budget is not None:
+        parser.add_argument("--budget", default=budget, help="of the managed step")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
     return parser.parse_args(argv)

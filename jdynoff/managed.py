@@ -26,10 +26,10 @@ import numpy as np
 
 from jdynoff import errors, jax_compat
 from jdynoff.adapters import adapt
-from jdynoff.flights import Flight, ledger
+from jdynoff.flights import Flight, Ledger, ledger
 from jdynoff.planning.budget import parse_budget
 from jdynoff.planning.decisions import Decisions
-from jdynoff.planning.plan import MemoryUse, Plan
+from jdynoff.planning.plan import Compiled, MemoryUse, Plan
 from jdynoff.planning.search import Choice, search
 from jdynoff.planning.sites import DEFAULT_MIN_BYTES
 from jdynoff.primitives import transfer
@@ -58,10 +58,11 @@ class _Variant:
     signature: Signature
     program: Program
     out_structure: Any
-    trace_seconds: float
+    index_seconds: float
     choice: Choice | None = None
     candidate: Decisions | None = None  # being compiled by the search
     emit_seconds: float = 0.0
+    manager: Any = None  # found at the first run: looking for a disk takes its time
 
 
 def managed(
@@ -171,18 +172,17 @@ class Managed:
         assert choice is not None
         if not choice.moves:
             return self._call(variant.number, None, *args, **kwargs)[0]
-        device = jax.devices()[0]
-        book = ledger(device)
-        plan = choice.plan
-        manager = manager_for(self._tiers if plan.spill_bytes else (), verify=self._verify)
+        book, plan = self._ledger, choice.plan
+        manager = variant.manager
+        if manager is None:
+            tiers = self._tiers if plan.spill_bytes else ()
+            manager = variant.manager = manager_for(tiers, verify=self._verify)
         flight = book.depart(
             self,
             plan.pool_bytes + plan.memory.temporary_bytes,
-            max(plan.device_peak_bytes, self._limit()),
+            max(plan.device_peak_bytes, plan.budget_bytes or 0),
             manager,
-            lambda: manager.open(
-                plan.pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes
-            ),
+            lambda: manager.open(plan.pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes),
         )
         try:
             outputs, sentinel = self._call(
@@ -264,7 +264,7 @@ class Managed:
           TransferError: if the last step failed because bytes could not be moved.
           RuntimeError: if no step that moves anything has completed yet.
         """
-        ledger(jax.devices()[0]).wait(self)
+        self._ledger.wait(self)
         flight = self._landed_flight
         if flight is None:
             if any(v.choice is not None and not v.choice.moves for v in self._variants.values()):
@@ -277,14 +277,13 @@ class Managed:
         assert flight.stats is not None
         return StepStats.from_manager(flight.stats)
 
+    @functools.cached_property
+    def _ledger(self) -> Ledger:
+        return ledger(jax.devices()[0])
+
     @property
     def _name(self) -> str:
         return getattr(self._jitted, "__name__", "the step")
-
-    def _limit(self) -> int:
-        if isinstance(self._budget, int):
-            return self._budget
-        return host_memory().available_bytes if self._budget is None else 0
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -309,7 +308,6 @@ class Managed:
             return variant
 
     def _trace(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant:
-        started = time.perf_counter()
         traced = self._jitted.trace(*args, **kwargs)
         traced_at = time.perf_counter()
         program = build(traced.jaxpr)
@@ -322,8 +320,7 @@ class Managed:
             signature=key,
             program=program,
             out_structure=jax.tree.structure(traced.out_info),
-            trace_seconds=traced_at - started,
-            emit_seconds=time.perf_counter() - traced_at,
+            index_seconds=time.perf_counter() - traced_at,
         )
 
     def _plan(
@@ -338,21 +335,25 @@ class Managed:
         if self._call is None:
             self._call = self._build_call(len(args))
 
-        def compile_program(decisions: Decisions) -> MemoryUse:
+        def compile_program(decisions: Decisions) -> Compiled:
             # Each candidate gets a number of its own; the chosen one keeps its number, so that
             # calling it later finds the program that was compiled here.
             variant.number = next(self._numbers)
             variant.candidate = decisions
-            self._variants[variant.number] = dataclasses.replace(variant)
+            candidate = self._variants[variant.number] = dataclasses.replace(variant)
             ticket = _ANY_TICKET if decisions.moved() else None
             lowered = self._call.lower(variant.number, ticket, *args, **kwargs)
+            started = time.perf_counter()
             memory = lowered.compile().memory_analysis()
-            variant.emit_seconds += self._variants[variant.number].emit_seconds
-            return MemoryUse(
-                argument_bytes=int(memory.argument_size_in_bytes),
-                output_bytes=int(memory.output_size_in_bytes),
-                alias_bytes=int(memory.alias_size_in_bytes),
-                temporary_bytes=int(memory.temp_size_in_bytes),
+            return Compiled(
+                MemoryUse(
+                    argument_bytes=int(memory.argument_size_in_bytes),
+                    output_bytes=int(memory.output_size_in_bytes),
+                    alias_bytes=int(memory.alias_size_in_bytes),
+                    temporary_bytes=int(memory.temp_size_in_bytes),
+                ),
+                emit_seconds=candidate.emit_seconds,
+                compile_seconds=time.perf_counter() - started,
             )
 
         before = set(self._variants)
@@ -364,6 +365,7 @@ class Managed:
                 self._min_bytes,
                 compile_program,
                 always_minimum=with_minimum,
+                index_seconds=variant.index_seconds,
             )
         finally:
             tried = {n: v for n, v in self._variants.items() if n not in before}

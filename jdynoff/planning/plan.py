@@ -29,6 +29,21 @@ class MemoryUse:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What emitting and compiling one candidate took and gave.
+
+    Attributes:
+      memory: XLA's figures.
+      emit_seconds: to evaluate the rewritten step into a new jaxpr.
+      compile_seconds: in XLA.
+    """
+
+    memory: MemoryUse
+    emit_seconds: float
+    compile_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class PlannedSite:
     """One residual and what happens to it.
 
@@ -77,7 +92,7 @@ class Plan:
       warnings: constructs that make managing pointless, with their source lines.
       largest: the largest arrays alive at the simulated peak.
       compiles: how often XLA compiled the step to find the plan.
-      rewrite_seconds: tracing excluded; finding, choosing and emitting.
+      rewrite_seconds: to index the traced step, choose, and emit the chosen program.
       compile_seconds: in XLA, for the chosen program.
     """
 

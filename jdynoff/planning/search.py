@@ -19,7 +19,7 @@ from jdynoff.errors import BudgetError
 from jdynoff.planning.budget import MINIMUM, format_bytes
 from jdynoff.planning.decisions import Decisions, Rebuild, Site
 from jdynoff.planning.live_ranges import LiveTensor, Simulation, executions
-from jdynoff.planning.plan import MemoryUse, Plan, PlannedSite
+from jdynoff.planning.plan import Compiled, MemoryUse, Plan, PlannedSite
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.program.graph import Program
@@ -32,7 +32,7 @@ _SIMULATION_EXCESS = 3.0
 # The in-between program aims at this share of the budget, since the simulation is not exact.
 _AIM = 0.85
 
-Compile = Callable[[Decisions], MemoryUse]
+Compile = Callable[[Decisions], Compiled]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,7 @@ def search(
     compile_program: Compile,
     *,
     always_minimum: bool,
+    index_seconds: float = 0.0,
 ) -> Choice:
     """Chooses the decisions for one signature.
 
@@ -62,14 +63,17 @@ def search(
       program: the step.
       budget: bytes, or "min".
       min_bytes: arrays smaller than this are never moved.
-      compile_program: emits and compiles decisions, returns XLA's figures.
+      compile_program: emits and compiles decisions.
       always_minimum: whether to compile the least-memory program even if the step fits unchanged
         (for a plan, which must name `min_feasible_bytes`).
+      index_seconds: what indexing the program took, for the plan's figures.
 
     Raises:
       BudgetError: if even the least-memory program does not fit.
     """
-    return _Search(program, budget, min_bytes, compile_program).run(always_minimum)
+    found = _Search(program, budget, min_bytes, compile_program)
+    found.planning_seconds = index_seconds
+    return found.run(always_minimum)
 
 
 class _Search:
@@ -80,9 +84,8 @@ class _Search:
         self.budget = budget
         self.min_bytes = min_bytes
         self.compile_program = compile_program
-        self.compiles = 0
+        self.compiled: dict[int, Compiled] = {}
         self.planning_seconds = 0.0
-        self.compile_seconds = 0.0
         self.plain = Simulation(program, Decisions(), residency(program, Decisions()))
         self.plain_memory: MemoryUse | None = None
         self.minimum_memory: MemoryUse | None = None
@@ -115,11 +118,9 @@ class _Search:
 
     def compile(self, decisions: Decisions) -> MemoryUse:
         number_sites(decisions.sites)
-        started = time.perf_counter()
-        memory = self.compile_program(decisions)
-        self.compile_seconds = time.perf_counter() - started
-        self.compiles += 1
-        return memory
+        compiled = self.compile_program(decisions)
+        self.compiled[id(decisions)] = compiled
+        return compiled.memory
 
     def decide(self, allowance: int | None) -> tuple[Decisions, Simulation]:
         """Decisions whose simulated peak is `allowance`, or the least; sites kept if they fit."""
@@ -175,6 +176,7 @@ class _Search:
         pool = max(floor, min(room, held) // PAGE_BYTES * PAGE_BYTES)
         on_disk = held > pool
         offloaded, reloaded = offloaded_bytes(decisions), reloaded_bytes(decisions)
+        compiled = self.compiled[id(decisions)]
         plan = Plan(
             budget_bytes=limit,
             device_peak_bytes=memory.total_bytes + pool,
@@ -196,9 +198,9 @@ class _Search:
             note=note,
             warnings=tuple(self.program.warnings),
             largest=tuple(self.plain.largest_at_peak()),
-            compiles=self.compiles,
-            rewrite_seconds=self.planning_seconds,
-            compile_seconds=self.compile_seconds,
+            compiles=len(self.compiled),
+            rewrite_seconds=self.planning_seconds + compiled.emit_seconds,
+            compile_seconds=compiled.compile_seconds,
         )
         return Choice(decisions, plan)
 
