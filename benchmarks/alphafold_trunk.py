@@ -104,8 +104,8 @@ def rewrite_claim() -> Claim:
         plan.rewrite_seconds / plan.compile_seconds,
         "",
         _REWRITE_SHARE,
-        note=f"{plan.rewrite_seconds:.2f} s to index, decide and emit; {plan.compile_seconds:.1f} s "
-        f"in XLA; {len(plan.sites)} residuals",
+        note=f"{plan.rewrite_seconds:.2f} s to index, decide and emit; "
+        f"{plan.compile_seconds:.1f} s in XLA; {len(plan.sites)} residuals",
     )
 
 

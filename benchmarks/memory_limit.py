@@ -112,8 +112,9 @@ def measure(rounds: int) -> list[Claim]:
             took / allowed,
             "x of what is allowed",
             1.0,
-            note=f"{took:.2f} s; allowed the larger of 1.25 x plain and 1.15 x {disk_seconds:.2f} s "
-            f"for {moved / 1e6:.0f} MB out and back by O_DIRECT; stalled {step['stall_seconds']:.2f} s",
+            note=f"{took:.2f} s; allowed the larger of 1.25 x plain and 1.15 x "
+            f"{disk_seconds:.2f} s for {moved / 1e6:.0f} MB out and back by O_DIRECT; stalled "
+            f"{step['stall_seconds']:.2f} s",
         ),
     ]
 

@@ -12,9 +12,10 @@ from typing import Any
 from jdynoff import jax_compat
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
 
-# A differentiated checkpoint that holds at least this share of the step's equations recomputes
-# nearly the whole step: nothing is left to offload outside of it.
-_POINTLESS_CHECKPOINT_SHARE = 0.9
+# A checkpoint around the whole loss holds the forward pass again and the backward pass: about three
+# quarters of the step. One that holds this share of it recomputes what jdynoff would move.
+_POINTLESS_CHECKPOINT_SHARE = 0.6
+_SMALLEST_PROGRAM = 12  # equations; below, shares mean nothing
 
 
 def build(closed_jaxpr: Any) -> Program:
@@ -84,7 +85,7 @@ class _Builder:
             self.extend(region, called, scope)
             for variable, atom in zip(eqn.outvars, called.outvars, strict=True):
                 environment[variable] = _read(scope, atom)
-            if jax_compat.is_differentiated_checkpoint(eqn):
+            if jax_compat.is_differentiated_checkpoint(eqn) and region.owner is None:
                 self.checkpoints.append((jax_compat.source_line(eqn), self.equations - before))
 
     def operation(self, region: Region, eqn: Any, operands: list[Operand]) -> Operation:
@@ -155,10 +156,12 @@ class _Builder:
     def warnings(self, top: Region) -> list[str]:
         return [
             f"{source or 'the step'}: jax.checkpoint covers {count} of the step's "
-            f"{self.equations} equations, so the backward pass recomputes almost everything and "
-            "little is left to offload; remove this outer checkpoint to let jdynoff manage it."
+            f"{self.equations} equations: the whole forward pass is computed twice, although "
+            "jdynoff would move or derive what it recomputes. Remove it, and managing the step "
+            "keeps the memory low at less cost."
             for source, count in self.checkpoints
-            if count >= _POINTLESS_CHECKPOINT_SHARE * self.equations and self.equations >= 50
+            if count >= _POINTLESS_CHECKPOINT_SHARE * self.equations
+            and self.equations >= _SMALLEST_PROGRAM
         ]
 
 
