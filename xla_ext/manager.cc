@@ -59,7 +59,8 @@ struct Manager::Operation {
   bool last_reader = false;
   bool waited = false;  // had to wait for the far tier or for room
   bool used_read_ahead = false;
-  bool armed = false;  // the handler has returned "pending": completion is ours
+  bool resumed = false;  // offload: goes on after its wait for room
+  bool armed = false;    // the handler has returned "pending": completion is ours
   Status status;
   Done done;
   std::int64_t start_ns = 0;
@@ -686,8 +687,16 @@ bool Manager::PickCopyIn(Ticket& ticket, Run& run, Job& job) {
       op->next == op->entry->units.size()) {
     return false;
   }
+  // A step that had to wait goes on when there is room for several entries, not for one: waking it
+  // for each small one would cost more than the disk does.
+  if (!op->resumed) {
+    const std::uint64_t available = ticket.quota_pages - ticket.used_pages + ticket.clean_pages;
+    const bool more_to_come = ticket.writing_pages > 0 || WantsWrite(ticket, run);
+    if (more_to_come && available < LowWaterPages(ticket) / 2) return false;
+  }
   Unit& unit = op->entry->units[op->next];
   if (!TakePages(ticket, PagesFor(unit.bytes), unit.pages, /*evict=*/true)) return false;
+  op->resumed = true;
   ++op->next;
   AddUnit(job, unit);
   ++unit.pins;
@@ -821,11 +830,6 @@ void Manager::Wake() {
   if (idle_threads_ > 0) work_.notify_one();
 }
 
-void Manager::LeaveFarTier() {
-  --in_far_tier_;
-  Wake();
-}
-
 // Waking a thread that finds nothing to do costs more than the copy of a small entry.
 void Manager::WakeFor(const Ticket& ticket, const Run& run) {
   if (idle_threads_ == 0 || far_ == nullptr) return;
@@ -844,8 +848,9 @@ void Manager::Work() {
   for (;;) {
     Job job;
     if (PickJob(job)) {
-      // There may be more: one thread wakes the next.
-      Wake();
+      // There may be more, unless the far tier has all the transfers that it may have: one thread
+      // wakes the next.
+      if (in_far_tier_ < options_.io_threads) Wake();
       job.bounce = bounce.get();
       ++job.ticket->transfers;
       Execute(job, lock);
@@ -956,7 +961,7 @@ void Manager::ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock) {
   }
   const Status status = far_->Write(SegmentsOf(job.units));
   lock.lock();
-  LeaveFarTier();
+  --in_far_tier_;
   Ticket& ticket = *job.ticket;
   for (Unit* unit : job.units) {
     ticket.writing_pages -= unit->pages.size();
@@ -976,7 +981,9 @@ void Manager::ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   const Status status = far_->Read(SegmentsOf(job.units));
   lock.lock();
-  LeaveFarTier();
+  --in_far_tier_;
+  // What follows may take a while, and the next transfer need not wait for it.
+  if (options_.verify || job.run->operation != nullptr) Wake();
   std::vector<bool> intact(job.units.size(), true);
   if (status.ok() && options_.verify) {
     lock.unlock();
@@ -1059,7 +1066,7 @@ void Manager::ExecuteBouncedRead(Job& job, std::unique_lock<std::mutex>& lock) {
     status = ChecksumFailure(unit);
   }
   lock.lock();
-  LeaveFarTier();
+  --in_far_tier_;
   unit.reading = false;
   unit.wanted = false;
   --op.busy;

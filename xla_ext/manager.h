@@ -203,7 +203,6 @@ class Manager {
   void FinishOperation(Run& run, Operation& op);
   void NoteFailure(Ticket& ticket, const Status& status);
   void Wake();
-  void LeaveFarTier();
   void WakeFor(const Ticket& ticket, const Run& run);
   Status ChecksumFailure(const Unit& unit) const;
 
