@@ -242,7 +242,8 @@ class Simulation:
                 heapq.heappush(heap, item)
             if total + inside > allowance and operation.bodies:
                 for body in operation.bodies:
-                    self._spill(body, max(least, allowance - total), spills)
+                    if not body.in_predicate:
+                        self._spill(body, max(least, allowance - total), spills)
             touched = {
                 id(value): value
                 for value in (*operation.operands, *operation.results)

@@ -134,7 +134,7 @@ class _Search:
             room = allowance - min(simulation.peak(), allowance)
             for site in sorted(decisions.moved(), key=lambda site: site.total_bytes):
                 if site.value is None or site.total_bytes > room:
-                    break
+                    continue
                 site.kept = True
                 site.reason = "the budget has room for it"
                 room -= site.total_bytes

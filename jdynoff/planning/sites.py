@@ -43,7 +43,8 @@ def find_sites(program: Program, min_bytes: int = DEFAULT_MIN_BYTES) -> Decision
     """
     decisions = Decisions(min_bytes=min_bytes)
     for region in program.regions:
-        _find_in(region, program.top, decisions)
+        if not region.in_predicate:
+            _find_in(region, program.top, decisions)
     return decisions
 
 

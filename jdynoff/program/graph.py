@@ -64,6 +64,14 @@ class Region:
     operations: list[Operation] = dataclasses.field(default_factory=list)
     outputs: list[Operand] = dataclasses.field(default_factory=list)
 
+    @property
+    def in_predicate(self) -> bool:
+        """Whether it belongs to a loop's predicate, which cannot carry a serial out."""
+        region = self
+        while region.owner is not None and region.role != "while cond":
+            region = region.owner.region
+        return region.owner is not None
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Program:

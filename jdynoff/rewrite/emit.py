@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -236,11 +236,11 @@ class _Emitter:
             if produced not in scope.stored:
                 scope.stored[produced] = self.reload(scope, origin.site, produced, reader)
             return scope.stored[produced]
-        operation = produced.producer
-        assert operation is not None, "a rebuilt value starts from values with an origin"
-        inputs = [self.rebuild(scope, operand, reader) for operand in operation.operands]
-        results = jax_compat.bind_equation(operation.eqn, inputs)
-        scope.rebuilt.update(zip(operation.results, results, strict=True))
+        origins = scope.replay.origins
+        for operation in _cone(produced, lambda v: v in scope.rebuilt or v in origins):
+            inputs = [self.rebuild(scope, operand, reader) for operand in operation.operands]
+            results = jax_compat.bind_equation(operation.eqn, inputs)
+            scope.rebuilt.update(zip(operation.results, results, strict=True))
         return scope.rebuilt[produced]
 
     def evaluate_again(self, scope: _Scope, spill: Spill, reader: Operation | None) -> Any:
@@ -256,18 +256,14 @@ class _Emitter:
             behind = lax.optimization_barrier((*(done[anchor] for anchor in stayed), *late))
             done.update(zip(stayed, behind, strict=False))
 
-        def evaluate(operand: Operand) -> Any:
-            if isinstance(operand, Constant):
-                return operand.value
-            if operand not in done:
-                operation = operand.producer
-                assert operation is not None
-                inputs = [evaluate(other) for other in operation.operands]
-                results = jax_compat.bind_equation(operation.eqn, inputs)
-                done.update(zip(operation.results, results, strict=True))
-            return done[operand]
-
-        return evaluate(spill.value)
+        for operation in _cone(spill.value, lambda v: v in done):
+            inputs = [
+                operand.value if isinstance(operand, Constant) else done[operand]
+                for operand in operation.operands
+            ]
+            results = jax_compat.bind_equation(operation.eqn, inputs)
+            done.update(zip(operation.results, results, strict=True))
+        return done[spill.value]
 
     # Control flow
 
@@ -464,6 +460,26 @@ class _Emitter:
         if calls:
             self.serial = serial
         return list(state)
+
+
+def _cone(target: Value, known: Callable[[Value], bool]) -> list[Operation]:
+    """The operations that make `target` from known values, in program order.
+
+    Not recursive: a chain of elementwise operations can be longer than Python's stack is deep.
+    """
+    found: dict[Operation, None] = {}
+    waiting = [target]
+    while waiting:
+        value = waiting.pop()
+        if known(value):
+            continue
+        assert value.producer is not None, "a value is rebuilt from values that are known"
+        if value.producer not in found:
+            found[value.producer] = None
+            waiting.extend(
+                operand for operand in value.producer.operands if isinstance(operand, Value)
+            )
+    return sorted(found, key=lambda operation: operation.position)
 
 
 def _is_key(operand: Constant) -> bool:
