@@ -71,6 +71,7 @@ FLAGS_thread = thread
 sanitize: $(SANITIZERS:%=sanitize-%)
 
 sanitize-%: venv
+	mkdir -p build
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -S . -B build/sanitize-$* -G Ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DJDYNOFF_MODULE=OFF -DJDYNOFF_TESTS=ON \
 	    -DJDYNOFF_SANITIZE=$(FLAGS_$*) > build/sanitize-$*.log
