@@ -25,7 +25,7 @@ class Flight:
 
     owner: object
     ticket: int
-    sentinel: jax.Array | None
+    sentinel: Any  # u32[], None before dispatch
     claim_bytes: int
     manager: Any
     stats: dict[str, Any] | None = None

@@ -39,6 +39,8 @@ _CALL_PRIMITIVES = frozenset(
         "eval_jaxpr",
     }
 )
+# XLA packs several of these into a byte, so their size in memory is not `itemsize` each.
+_PACKED_DTYPES = frozenset({"int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 _REMAT_PRIMITIVES = frozenset({"remat2", "remat", "checkpoint"})
 
 
@@ -281,7 +283,7 @@ def saveable_bytes(aval: Any) -> int:
         or type(aval).__name__ not in ("ShapedArray", "ConcreteArray")
     ):
         return 0
-    if is_extended_dtype(aval):
+    if is_extended_dtype(aval) or dtype.name in _PACKED_DTYPES:
         return 0
     size = 1
     for dimension in shape:

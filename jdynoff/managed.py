@@ -38,7 +38,7 @@ from jdynoff.program.graph import Program
 from jdynoff.program.order import shorten_live_ranges
 from jdynoff.rewrite.emit import emit
 from jdynoff.runtime.device_memory import host_memory
-from jdynoff.runtime.manager import manager_for
+from jdynoff.runtime.manager import check_tiers, manager_for
 from jdynoff.runtime.stats import StepStats
 from jdynoff.runtime.tiers import Disk
 from jdynoff.signatures import Signature, signature, split
@@ -133,7 +133,7 @@ class Managed:
         assert options is not None
         self._options = options
         self._budget = parse_budget(budget)
-        self._tiers = None if tiers is None else tuple(tiers)
+        self._tiers = None if tiers is None else check_tiers(tiers)
         self._min_bytes = min_bytes
         self._verify = verify
         self._lock = threading.RLock()  # guards the fields below; held while planning
@@ -250,10 +250,6 @@ class Managed:
         ticket = _ANY_TICKET if variant.choice.moves else None
         lowered = self._call.lower(variant.number, ticket, *args, **kwargs)
         return ManagedLowered(self, variant, lowered)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's own trace, before rewriting, like `jax.jit(...).trace`."""
-        return self._jitted.trace(*args, **kwargs)
 
     def stats(self) -> StepStats:
         """What the last completed step moved, and how long it waited for it.

@@ -83,7 +83,7 @@ class _Emitter:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.serial: Any = None
-        self.arguments: dict[Operand, Any] = {}
+        self.arguments: dict[Value, Any] = {}
 
     def step(self, top: Region, ticket: Any, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
         self.serial = transfer.begin(ticket) if ticket is not None else None

@@ -18,6 +18,33 @@ _lock = threading.Lock()
 _managers: dict[tuple[tuple[Disk, ...], bool], _native.Manager] = {}
 
 
+def check_tiers(tiers: Iterable[Disk]) -> tuple[Disk, ...]:
+    """Check the kind and number of tiers; directories are looked at only when they are used.
+
+    Args:
+        tiers: What the user gave.
+
+    Returns:
+        The same as a tuple.
+
+    Raises:
+        ConfigurationError: If there is anything but at most one `Disk`.
+    """
+    chosen = tuple(tiers)
+    for tier in chosen:
+        if not isinstance(tier, Disk):
+            raise ConfigurationError(
+                f"tiers must hold jdynoff.Disk objects, not {tier!r} of type "
+                f"{type(tier).__name__}; write tiers=[jdynoff.Disk(path)]."
+            )
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"{len(chosen)} disks were given, and one is supported; combine them in the operating "
+            "system (RAID, LVM) and name the resulting directory."
+        )
+    return chosen
+
+
 def manager_for(tiers: Iterable[Disk] | None = None, *, verify: bool = False) -> _native.Manager:
     """Return the process's manager for these tiers, and make it if there is none yet.
 
@@ -32,18 +59,7 @@ def manager_for(tiers: Iterable[Disk] | None = None, *, verify: bool = False) ->
     Raises:
         ConfigurationError: If the tiers cannot be used.
     """
-    chosen = default_tiers() if tiers is None else tuple(tiers)
-    for tier in chosen:
-        if not isinstance(tier, Disk):
-            raise ConfigurationError(
-                f"tiers must hold jdynoff.Disk objects, not {tier!r} of type "
-                f"{type(tier).__name__}; write tiers=[jdynoff.Disk(path)]."
-            )
-    if len(chosen) > 1:
-        raise ConfigurationError(
-            f"{len(chosen)} disks were given, and one is supported; combine them in the operating "
-            "system (RAID, LVM) and name the resulting directory."
-        )
+    chosen = default_tiers() if tiers is None else check_tiers(tiers)
     key = (chosen, verify)
     with _lock:
         manager = _managers.get(key)

@@ -159,7 +159,6 @@ def test_debug_nans_names_the_output_that_holds_nan() -> None:
     assert bool(jnp.isfinite(good[0]))
 
 
-@pytest.mark.xfail(strict=True, reason="Managed.trace makes it pass for a jit function")
 def test_export_of_a_managed_step_is_refused() -> None:
     step = jdynoff.managed(quick(descend(scan_loss)), budget="min", min_bytes=1)
     with pytest.raises((jdynoff.TransformError, TypeError, ValueError)):
@@ -171,7 +170,6 @@ def test_stats_before_the_first_step_say_what_to_do() -> None:
         small_step().stats()
 
 
-@pytest.mark.xfail(strict=True, reason="tiers are looked at only when one is needed")
 def test_tiers_of_another_type_are_refused() -> None:
     with pytest.raises(jdynoff.ConfigurationError, match="Disk"):
         jdynoff.managed(quick(descend(scan_loss)), budget="min", min_bytes=1, tiers=["/var/tmp"])(
