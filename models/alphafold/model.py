@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from models.alphafold.compiling import RUN_ONCE
 from models.alphafold.network.model import AlphaFold
 from models.alphafold.structure import residue_constants as rc
 
@@ -49,6 +50,31 @@ def make_model(config: ml_collections.ConfigDict) -> Model:
         return out["total_loss"], out
 
     return Model(inference.init, inference.apply, loss)
+
+
+def initial_params(config: ml_collections.ConfigDict, rng: jax.Array) -> hk.Params:
+    """Draw the parameters of a fresh model.
+
+    Args:
+        config: a tree of `models.alphafold.config.model_config`.
+        rng: random key.
+
+    Returns:
+        Haiku parameters, float32.
+    """
+    tiny = _tiny_features(config)
+    spec = batch_spec(tiny, training=False)
+    zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
+    return jax.jit(make_model(tiny).init, compiler_options=RUN_ONCE)(rng, zeros)
+
+
+def _tiny_features(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Return the configuration with the smallest features; parameters do not depend on them."""
+    tiny = config.copy_and_resolve_references()
+    tiny.data.update({"crop_size": 4, "max_msa_clusters": 2, "max_extra_msa": 2})
+    if tiny.data.max_templates:
+        tiny.data.max_templates = 1
+    return tiny
 
 
 def batch_spec(config: ml_collections.ConfigDict, *, training: bool = True) -> Spec:
@@ -132,13 +158,9 @@ def expected_shapes(config: ml_collections.ConfigDict) -> dict[str, tuple[int, .
     Args:
         config: a tree of `models.alphafold.config.model_config`.
     """
-    small = config.copy_and_resolve_references()
-    small.data.update({"crop_size": 4, "max_msa_clusters": 2, "max_extra_msa": 2})
-    if small.data.max_templates:
-        small.data.max_templates = 1
-    model = make_model(small)
-    spec = batch_spec(small, training=False)
-    params = jax.eval_shape(model.init, jax.random.key(0), spec)
+    tiny = _tiny_features(config)
+    spec = batch_spec(tiny, training=False)
+    params = jax.eval_shape(make_model(tiny).init, jax.random.key(0), spec)
     return {
         f"{path}//{name}": tuple(value.shape)
         for path, values in params.items()

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from models.alphafold.compiling import RUN_ONCE
 from models.alphafold.data.labels import make_labels
 from models.alphafold.losses import (
     chi,
@@ -66,12 +67,6 @@ from models.alphafold.structure.structure_module import (
 from models.alphafold.structure.torsions import torsion_angles
 
 TOLERANCE = 1e-4
-
-# Compiling takes longer than running here, so the compiler is told not to try hard.
-COMPILER_OPTIONS = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 
 Arrays = dict[str, Any]
 
@@ -267,7 +262,7 @@ def _flat_params(tree: Mapping[str, Mapping[str, Any]], prefix: str) -> dict[str
 def _compile(fun: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     """Compile quickly, with full float32 products."""
     with jax.default_matmul_precision("highest"):
-        return jax.jit(fun).lower(*args).compile(compiler_options=COMPILER_OPTIONS)
+        return jax.jit(fun).lower(*args).compile(compiler_options=RUN_ONCE)
 
 
 def _run(fun: Callable[..., Any], *args: Any) -> Any:
@@ -400,9 +395,12 @@ def _check_trunk(case: Case) -> Result:
 
     seq_mask = case.arrays["in/seq_mask"]
     pairs = (seq_mask[:, None] * seq_mask[None, :])[..., None]
-    # Undefined torsions are rounding noise of atoms at the origin.
-    torsions = [name for name in case.under("out/") if name.endswith("torsion_angles_sin_cos")]
-    keep = dict.fromkeys(torsions, case.arrays["out/template_torsion_angles_mask"][..., None])
+    keep = {}
+    if "out/template_torsion_angles_mask" in case.arrays:
+        # Undefined torsions are rounding noise of atoms at the origin.
+        defined = case.arrays["out/template_torsion_angles_mask"][..., None]
+        keep["template_torsion_angles_sin_cos"] = defined
+        keep["template_alt_torsion_angles_sin_cos"] = defined
     return _check_module(case, build, keep=keep, apart={"pair": pairs})
 
 

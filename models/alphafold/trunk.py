@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from models.alphafold.compiling import RUN_ONCE
 from models.alphafold.losses.distogram import distogram_loss
 from models.alphafold.losses.masked_msa import masked_msa_loss
 from models.alphafold.network.embeddings_and_evoformer import EmbeddingsAndEvoformer
@@ -113,7 +114,7 @@ def make_trunk_step(
     def init(rng: jax.Array) -> TrunkState:
         init_rng, rng = jax.random.split(rng)
         zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
-        params = jax.jit(network.init)(init_rng, zeros)
+        params = jax.jit(network.init, compiler_options=RUN_ONCE)(init_rng, zeros)
         return TrunkState(params, optimizer.init(params), rng, jnp.zeros((), jnp.int32))
 
     def train_step(state: TrunkState, batch: Batch) -> tuple[TrunkState, Metrics]:

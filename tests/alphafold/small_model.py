@@ -14,15 +14,14 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from models.alphafold.compiling import RUN_ONCE
 from models.alphafold.config import model_config
 from models.alphafold.model import batch_spec, make_model
 from models.alphafold.structure.all_atom import atom_features
 
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def compile_quickly(fun: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    return jax.jit(fun).lower(*args).compile(compiler_options=QUICK_COMPILE)
+    return jax.jit(fun).lower(*args).compile(compiler_options=RUN_ONCE)
 
 
 def random_params(shapes: Any, seed: int = 0) -> Any:
