@@ -107,7 +107,7 @@ class Spill:
     site: Site | None  # None: computed again from `anchors`
     value: Value
     evictions: list[Operation]  # the value leaves XLA after each of these, until its next use
-    anchors: frozenset[Value] = frozenset()  # what is there, or reloaded, when it is needed again
+    anchors: tuple[Value, ...] = ()  # what is there, or reloaded, when it is needed again
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -263,7 +263,7 @@ class Simulation:
 
     def _derive(
         self, region: Region, evictions: dict[Value, list[Operation]]
-    ) -> dict[Value, frozenset[Value]]:
+    ) -> dict[Value, tuple[Value, ...]]:
         """Which evicted values can be computed again where they are needed, and from what.
 
         In program order, a value is derived if the cheap operations that made it start from
@@ -276,7 +276,7 @@ class Simulation:
             for value, (last, *more) in evictions.items()
             if not more
         }
-        derived: dict[Value, frozenset[Value]] = {}
+        derived: dict[Value, tuple[Value, ...]] = {}
 
         def there(value: Value, position: int) -> bool:
             if value in arguments:
@@ -290,7 +290,7 @@ class Simulation:
         for value in sorted(back, key=lambda value: self._range(value)[0]):
             if value in self._site_of:
                 continue
-            found: set[Value] = set()
+            found: dict[Value, None] = {}  # ordered: the emitted program must not vary
             waiting = [value]
             operations: set[int] = set()
             while waiting and len(operations) <= _MOST_REPLAYED:
@@ -303,12 +303,12 @@ class Simulation:
                 for operand in operation.operands:
                     if isinstance(operand, Value):
                         if there(operand, back[value]):
-                            found.add(operand)
+                            found[operand] = None
                         else:
                             waiting.append(operand)
             else:
                 if not waiting:
-                    derived[value] = frozenset(found)
+                    derived[value] = tuple(found)
         return derived
 
     def _movable(self, value: Value) -> bool:
@@ -334,7 +334,7 @@ class Simulation:
         return found
 
     def _record(
-        self, value: Value, points: list[Operation], anchors: frozenset[Value] | None
+        self, value: Value, points: list[Operation], anchors: tuple[Value, ...] | None
     ) -> Spill:
         if value in self._site_of:
             site, leaf = self._site_of[value]

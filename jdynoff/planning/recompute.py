@@ -197,7 +197,8 @@ def prune(replay: Replay, around: Replay | None) -> None:
             waiting.extend(
                 operand for operand in value.producer.operands if isinstance(operand, Value)
             )
-    replay.origins = {value: replay.origins[value] for value in needed}
+    # In the order of the dict: that of a set differs between processes, and so would the program.
+    replay.origins = {value: origin for value, origin in replay.origins.items() if value in needed}
     for origin in replay.origins.values():
         if isinstance(origin, Outer) and around is not None and origin.operand in around.origins:
             around.needed.add(origin.operand)
