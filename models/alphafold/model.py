@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from models.alphafold.compiling import RUN_ONCE
+from models.alphafold.compiling import run_once
 from models.alphafold.network.model import AlphaFold
 from models.alphafold.structure import residue_constants as rc
 
@@ -65,7 +65,7 @@ def initial_params(config: ml_collections.ConfigDict, rng: jax.Array) -> hk.Para
     tiny = _tiny_features(config)
     spec = batch_spec(tiny, training=False)
     zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
-    return jax.jit(make_model(tiny).init, compiler_options=RUN_ONCE)(rng, zeros)
+    return run_once(make_model(tiny).init, rng, zeros)
 
 
 def _tiny_features(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-from models.alphafold.compiling import RUN_ONCE
+from models.alphafold.compiling import run_once
 from models.alphafold.losses.distogram import distogram_loss
 from models.alphafold.losses.masked_msa import masked_msa_loss
 from models.alphafold.network.embeddings_and_evoformer import EmbeddingsAndEvoformer
@@ -114,7 +114,7 @@ def make_trunk_step(
     def init(rng: jax.Array) -> TrunkState:
         init_rng, rng = jax.random.split(rng)
         zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
-        params = jax.jit(network.init, compiler_options=RUN_ONCE)(init_rng, zeros)
+        params = run_once(network.init, init_rng, zeros)
         return TrunkState(params, optimizer.init(params), rng, jnp.zeros((), jnp.int32))
 
     def train_step(state: TrunkState, batch: Batch) -> tuple[TrunkState, Metrics]:
@@ -126,7 +126,7 @@ def make_trunk_step(
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics["grad_norm"] = optax.global_norm(grads)
+        metrics["grad_norm"] = optax.tree.norm(grads)
         return TrunkState(params, opt_state, rng, state.step + 1), metrics
 
     return train_step, init, spec
