@@ -1,0 +1,347 @@
+"""Trains an AlphaFold-2-style model on real proteins, within a budget of memory.
+
+    train_alphafold.py DATA ALIGNMENTS TEMPLATES OUT --config_preset initial_training
+    train_alphafold.py --demo                     the trunk, in 1/8 of the memory, in minutes
+    train_alphafold.py --out OUT --proteins 1dtx_A --config_preset demo
+
+Flags are named as users of OpenFold know them. Any option of the configuration is set by its dotted
+name: `--set train.learning_rate=5e-4 data.crop_size=128`. The trap: this script alone knows both
+the model and `jdynoff`; with `--budget none` the same step runs as plain JAX, with the same losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# A checkout's own packages, after the installed ones: `models` and `examples` are not installed.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import jax
+import ml_collections
+from rich.console import Console
+from rich.table import Table
+
+import jdynoff
+from examples import protein_sources, trunk_demo
+from jdynoff.planning.budget import format_bytes
+from models.alphafold.config import MODELS, PRESETS
+from models.alphafold.data import DataError, SkipCounter
+from models.alphafold.data.chain_data_cache import read_chain_data_cache, training_weights
+from models.alphafold.data.datasets import Concatenated, ProteinDataset, openfold_folder
+from models.alphafold.data.registry import cache_dir
+from models.alphafold.training import run
+from models.alphafold.training.checkpoints import CheckpointError, Checkpoints
+from models.alphafold.training.process_memory import peak_bytes
+from models.alphafold.training.settings import (
+    SettingsError,
+    apply_overrides,
+    parse_overrides,
+    read_overrides,
+    training_config,
+)
+from models.alphafold.training.train_step import make_training
+from models.alphafold.weights import load_params
+
+_NO_BUDGET = "none"
+_DEVICE_BUDGET = "device"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    data = parser.add_argument_group("data, as OpenFold lays it out")
+    data.add_argument("train_data_dir", type=Path, nargs="?", help="structures, .cif or .pdb")
+    data.add_argument("train_alignment_dir", type=Path, nargs="?", help="<file>_<chain>/ folders")
+    data.add_argument("template_mmcif_dir", type=Path, nargs="?", help="mmCIF files of templates")
+    data.add_argument("output_dir", type=Path, nargs="?", help="where everything goes")
+    data.add_argument("max_template_date", nargs="?", help="YYYY-MM-DD; later ones are left out")
+    data.add_argument("--val_data_dir", type=Path, help="structures of the validation chains")
+    data.add_argument("--val_alignment_dir", type=Path)
+    data.add_argument("--distillation_data_dir", type=Path, help="predicted structures")
+    data.add_argument("--distillation_alignment_dir", type=Path)
+    data.add_argument("--distillation_prob", type=float, default=0.75)
+    data.add_argument("--train_chain_data_cache_path", type=Path, help="filters and weights")
+    data.add_argument(
+        "--bad_files", choices=("skip", "raise"), default="skip", help="skip counts and warns"
+    )
+    other = parser.add_argument_group("data without such folders")
+    other.add_argument("--data", type=Path, help="one folder with mmcif_files/ and alignments/")
+    other.add_argument("--proteins", help="ids, comma-separated, of the set in use")
+    other.add_argument("--synthetic", action="store_true", help="invented helices")
+    other.add_argument("--out", type=Path, help="output_dir where no folders are given")
+
+    settings = parser.add_argument_group("configuration")
+    settings.add_argument("--config_preset", choices=PRESETS, default="initial_training")
+    settings.add_argument("--model", choices=MODELS, default="model_1")
+    settings.add_argument("--experiment_config_json", type=Path, help="overrides in a file")
+    settings.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="overrides")
+    settings.add_argument("--precision", choices=("32", "bf16"), default="32")
+    settings.add_argument("--seed", type=int)
+    settings.add_argument("--batch_size", type=int)
+    settings.add_argument("--accumulate_grad_batches", type=int)
+    settings.add_argument("--num_workers", type=int)
+    settings.add_argument("--max_epochs", type=int)
+    settings.add_argument("--train_epoch_len", type=int, help="samples of one epoch")
+    settings.add_argument("--max_steps", type=int, help="stop when so many are done in all")
+    settings.add_argument("--checkpoint_every_n_steps", type=int)
+    settings.add_argument("--validate_every_n_steps", type=int)
+
+    start = parser.add_argument_group("starting point")
+    start.add_argument(
+        "--resume_from_ckpt",
+        nargs="?",
+        const="latest",
+        metavar="FOLDER",
+        help="go on from the newest checkpoint of OUT, or of another run's folder",
+    )
+    start.add_argument("--resume_from_jax_params", type=Path, help="published .npz weights")
+
+    memory = parser.add_argument_group("memory")
+    memory.add_argument(
+        "--budget",
+        help='device memory of a step: "8GiB", "min" (default), "device", or "none" for plain JAX',
+    )
+    memory.add_argument("--spill_dir", type=Path, action="append", help="where bytes may go")
+
+    demo = parser.add_argument_group("demonstration")
+    demo.add_argument("--demo", action="store_true", help="the trunk within 1/8 of plain JAX")
+    demo.add_argument("--demo_steps", type=int, default=trunk_demo.Sizes.steps)
+    options = parser.parse_args(argv)
+    _check(parser, options)
+    return options
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    folders = (options.train_data_dir, options.train_alignment_dir, options.template_mmcif_dir)
+    if options.demo:
+        return
+    if options.output_dir is None and any(folders):
+        parser.error("give all four of DATA ALIGNMENTS TEMPLATES OUT, or --data DIR --out OUT")
+    options.output_dir = options.output_dir or options.out
+    if options.output_dir is None:
+        parser.error("where should the run go? give DATA ALIGNMENTS TEMPLATES OUT, or --out OUT")
+    for one, other in (
+        ("val_data_dir", "val_alignment_dir"),
+        ("distillation_data_dir", "distillation_alignment_dir"),
+    ):
+        if (getattr(options, one) is None) != (getattr(options, other) is None):
+            parser.error(f"--{one} and --{other} go together")
+
+
+def configure(options: argparse.Namespace) -> ml_collections.ConfigDict:
+    """Make the configuration that the options describe.
+
+    Raises:
+        SettingsError: an override does not fit.
+    """
+    config = training_config(options.config_preset, options.model, precision=options.precision)
+    if options.experiment_config_json:
+        apply_overrides(config, read_overrides(options.experiment_config_json))
+    for name in (
+        "seed",
+        "batch_size",
+        "accumulate_grad_batches",
+        "num_workers",
+        "max_epochs",
+        "train_epoch_len",
+        "checkpoint_every_n_steps",
+        "validate_every_n_steps",
+    ):
+        value = getattr(options, name)
+        if value is not None:
+            apply_overrides(config, {f"train.{name}": value})
+    apply_overrides(config, parse_overrides(options.overrides))
+    return config
+
+
+def gather(options: argparse.Namespace) -> tuple[run.Data, str]:
+    """Find the proteins that the options name.
+
+    Raises:
+        DataError: they are not there.
+    """
+    counter = SkipCounter(policy=options.bad_files)
+    if options.train_data_dir is None:
+        names = tuple(options.proteins.split(",")) if options.proteins else ()
+        source = protein_sources.choose(
+            options.data, synthetic=options.synthetic, names=names, counter=counter
+        )
+        train, description = source.dataset, source.description
+        validation: ProteinDataset | None = train
+    else:
+        train = openfold_folder(
+            options.train_data_dir,
+            options.train_alignment_dir,
+            options.template_mmcif_dir,
+            counter=counter,
+            max_template_date=options.max_template_date,
+        )
+        description, validation = f"{len(train)} chains of {options.train_alignment_dir}", None
+    if options.val_data_dir is not None:
+        validation = openfold_folder(
+            options.val_data_dir,
+            options.val_alignment_dir,
+            options.template_mmcif_dir,
+            counter=counter,
+        )
+    weights = None
+    if options.train_chain_data_cache_path is not None:
+        weights = training_weights(
+            train, read_chain_data_cache(options.train_chain_data_cache_path)
+        )
+    if options.distillation_data_dir is not None:
+        distillation = openfold_folder(
+            options.distillation_data_dir,
+            options.distillation_alignment_dir,
+            options.template_mmcif_dir,
+            counter=counter,
+            is_distillation=True,
+        )
+        train, weights = _mixed(train, weights, distillation, options.distillation_prob)
+    if counter.counts:
+        description += f"; {counter.summary()}"
+    data = run.Data(train, validation, weights, skip_bad_files=options.bad_files == "skip")
+    return data, description
+
+
+def _mixed(
+    train: ProteinDataset,
+    weights: Sequence[float] | None,
+    distillation: ProteinDataset,
+    probability: float,
+) -> tuple[ProteinDataset, list[float]]:
+    """Both sets as one, drawn from the second with the given probability."""
+    mixed = Concatenated((train, distillation))
+    drawn = mixed.weights((1.0 - probability, probability))
+    if weights is not None:
+        total = sum(weights)
+        drawn[: len(train)] = [(1.0 - probability) * weight / total for weight in weights]
+    return mixed, drawn
+
+
+def manage(options: argparse.Namespace, console: Console) -> Callable[[run.Step], run.Step]:
+    """Make what turns the train step into the callable that runs it."""
+    budget = "min" if options.budget is None else options.budget
+    if budget == _NO_BUDGET:
+        return run.jitted
+    tiers = [jdynoff.Disk(str(path)) for path in options.spill_dir] if options.spill_dir else None
+
+    def wrap(step: run.Step) -> run.Step:
+        managed = jdynoff.managed(
+            run.jitted(step), budget=None if budget == _DEVICE_BUDGET else budget, tiers=tiers
+        )
+        reported: list[Any] = []
+
+        def call(state: Any, batch: Any) -> Any:
+            if not reported:
+                with console.status("planning and compiling the managed step"):
+                    reported.append(managed.plan(state, batch))
+                plan = reported[0]
+                plain = f"plain JAX: {format_bytes(plan.plain_peak_bytes)}"
+                simulated = " (simulated)" if plan.plain_is_simulated else ""
+                console.print(
+                    f"One step needs [bold]{format_bytes(plan.device_peak_bytes)}[/] "
+                    f"({plain}{simulated}) and moves {format_bytes(plan.traffic_bytes)}."
+                )
+            return managed(state, batch)
+
+        return call
+
+    return wrap
+
+
+def start_from(options: argparse.Namespace, config: ml_collections.ConfigDict) -> tuple[bool, Any]:
+    """Whether to resume in place, and parameters to begin with otherwise."""
+    if options.resume_from_jax_params is not None:
+        return False, load_params(options.resume_from_jax_params, config)
+    if options.resume_from_ckpt in (None, "latest"):
+        return options.resume_from_ckpt is not None, None
+    like = make_training(config).state_shapes()
+    folder = Path(options.resume_from_ckpt)
+    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    with Checkpoints(folder) as checkpoints:
+        return False, checkpoints.restore(like).state.params
+
+
+def summary(result: run.Result, folder: Path) -> Table:
+    """What the run ended with."""
+    table = Table(title="run", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    if result.losses:
+        first, last = trunk_demo.ends(list(result.losses))
+        table.add_row("loss", f"{first:.3f} at first, {last:.3f} at last")
+    if result.validation is not None:
+        for name, value in result.validation.scores.items():
+            table.add_row(f"val/{name}", f"{value:.3f}")
+    zeroed = ", ".join(f"{name}: {count}" for name, count in sorted(result.zeroed.items()))
+    table.add_row("loss terms zeroed", zeroed or "none")
+    table.add_row("proteins", result.skipped)
+    table.add_row("process peak", format_bytes(peak_bytes()))
+    table.add_row("written to", str(folder))
+    return table
+
+
+def train(options: argparse.Namespace, console: Console) -> None:
+    """Train the whole model."""
+    config = configure(options)
+    data, description = gather(options)
+    console.print(
+        f"Training {config.name} ({config.preset}) on [bold]{description}[/] into "
+        f"{options.output_dir}."
+    )
+    resume, params = start_from(options, config)
+    result = run.train(
+        config,
+        data,
+        options.output_dir,
+        steps=options.max_steps,
+        resume=resume,
+        initial_params=params,
+        wrap_step=manage(options, console),
+        console=console,
+    )
+    console.print(summary(result, options.output_dir))
+
+
+def demonstrate(options: argparse.Namespace, console: Console) -> None:
+    """Train the trunk for a few minutes."""
+    source = protein_sources.choose_for_demo(options.data, synthetic=options.synthetic)
+    sizes = dataclasses.replace(trunk_demo.Sizes(), steps=options.demo_steps)
+    trunk_demo.run(
+        source,
+        sizes=sizes,
+        budget="min" if options.budget is None else options.budget,
+        seed=options.seed or 0,
+        console=console,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the example.
+
+    Returns:
+        The exit status: 1 after a failure that the user can mend, whose text has been printed.
+    """
+    options = parse(argv)
+    # Compiled programs are kept, so that a second run starts at once.
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir().parent / "xla"))
+    console = Console()
+    try:
+        (demonstrate if options.demo else train)(options, console)
+    except (DataError, CheckpointError, jdynoff.JdynoffError, SettingsError) as error:
+        console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        console.print(str(error), markup=False, highlight=False)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
