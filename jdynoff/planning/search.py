@@ -166,9 +166,12 @@ class _Search:
         self, decisions: Decisions, memory: MemoryUse, limit: int | None, note: str
     ) -> Choice:
         floor = min_pool_bytes(decisions)
-        least = memory.total_bytes + floor
+        # Only programs that a search with that budget finds again: the one in between is made for
+        # a budget and may happen to need less than the least-memory one.
+        known = [plain.total_bytes for plain in (self.plain_memory,) if plain is not None]
         if self.minimum_memory is not None:
-            least = min(least, self.minimum_memory.total_bytes + min_pool_bytes(self.minimum))
+            known.append(self.minimum_memory.total_bytes + min_pool_bytes(self.minimum))
+        least = min(known)
         if limit is not None and memory.total_bytes + floor > limit:
             raise self.error(limit, least, decisions)
         held = held_bytes(decisions)
