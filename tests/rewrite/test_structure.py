@@ -1,0 +1,175 @@
+"""What the rewritten program looks like, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jdynoff
+from jdynoff.planning import live_ranges, recompute
+from jdynoff.planning.sites import find_sites
+from jdynoff.program import structure
+from jdynoff.program.graph import Value
+from tests.programs import branches, libraries, loops, rules, straight
+from tests.programs.example import Example, batch, descend, layer, normal, quick, weights
+from tests.programs.rewritten import decide, program_of
+
+WIDE = 64  # weights are WIDE x WIDE, activations are not
+
+
+def scan_loss(parameters: Any, x: jax.Array) -> jax.Array:
+    x, _ = jax.lax.scan(lambda x, w: (layer(x, w), None), x, parameters)
+    return jnp.mean(x**2)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        loops.scanned_layers(1, False),
+        loops.nested_scan(2, True),
+        loops.two_backwards(),
+        loops.accumulated(1),
+        loops.fori_static(),
+        branches.switch_in_scan(1),
+        branches.wide_branches(),
+        branches.scan_in_branch(),
+        branches.computed_predicate(),
+        branches.scan_in_switch_in_scan(),
+        straight.unrolled_layers(),
+        rules.custom_vjp(),
+        libraries.haiku_stack(),
+    ],
+    ids=lambda example: example.name,
+)
+def test_weights_are_never_moved(example: Example) -> None:
+    parameters, *rest = example.arguments()
+    shapes = {leaf.shape[-2:] for leaf in jax.tree.leaves(parameters) if leaf.ndim >= 2}
+    shapes |= {shape[::-1] for shape in shapes}
+    activations = {leaf.shape[-2:] for leaf in jax.tree.leaves(rest)}
+    program, _ = program_of(example.step, (parameters, *rest))
+    # Straight-line spills are left out where control flow makes gradients of the weights' shapes.
+    unrolled = len(program.regions) == 1
+    moved = decide(program, share=0.0 if unrolled else None).moved()
+    assert moved or not example.moves
+    for site in moved:
+        shape = tuple(site.aval.shape[-2:])
+        assert shape not in shapes - activations, f"{site.aval} made at {site.source}"
+
+
+def test_values_below_the_minimum_stay() -> None:
+    program, _ = program_of(descend(scan_loss), (weights(), batch()))
+    entry = batch().nbytes
+    assert {site.entry_bytes for site in decide(program, min_bytes=entry).moved()} == {entry}
+    assert decide(program, min_bytes=entry + 1).moved() == []
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_no_stack_of_residuals_is_left(unroll: int) -> None:
+    depth = 13
+    arguments = (weights(depth=depth), batch())
+
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, w: (layer(x, w), None), x, parameters, unroll=unroll)
+        return jnp.mean(x**2)
+
+    stack = f"f32[{depth},{','.join(map(str, batch().shape))}]"
+    plain = quick(descend(loss)).lower(*arguments).compile().as_text()
+    step = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    assert stack in plain
+    assert stack not in step.lower(*arguments).compile().as_text()
+
+
+def test_a_branch_pushes_only_its_own_residuals() -> None:
+    example = branches.wide_branches()
+    arguments = example.arguments()
+    step = jdynoff.managed(quick(example.step), budget="min", min_bytes=1)
+    parameters, x, choices = arguments
+    pushed = []
+    for choice in range(3):
+        step(parameters, x, choices * 0 + choice)
+        pushed.append(step.stats().bytes_offloaded)
+    widths = [into.shape[1] for into, _ in parameters]
+    # The narrowest branch stores least, the widest most; what all store is the same.
+    by_width = [size for _, size in sorted(zip(widths, pushed, strict=True))]
+    assert by_width[0] < by_width[1] < by_width[2]
+
+
+def unrolled(depth: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        for weight in parameters:
+            x = layer(x, weight)
+        return jnp.mean(x**2)
+
+    one = jax.tree.map(lambda leaf: leaf[0], weights())
+    return descend(loss), ([one] * depth, batch())
+
+
+def staged(depth: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Several scans in a row, so that the number of regions grows as well."""
+
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        for stage in parameters:
+            x, _ = jax.lax.scan(lambda x, w: (layer(x, w), None), x, stage)
+        return jnp.mean(x**2)
+
+    return descend(loss), ([weights()] * depth, normal(0, 4, 8))
+
+
+@pytest.mark.parametrize("make", [unrolled, staged], ids=lambda make: make.__name__)
+def test_planning_visits_grow_with_the_size_of_the_program(
+    make: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts the calls that planning makes for a value or an operation, not seconds."""
+    visits = 0
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            nonlocal visits
+            visits += 1
+            return function(*arguments, **named)
+
+        return counted
+
+    for owner, name in (
+        (live_ranges.Simulation, "_positions"),
+        (live_ranges.Simulation, "_counts"),
+        (live_ranges.Simulation, "_walk"),
+        (recompute, "is_cheap"),
+        (structure, "corresponds"),
+        (structure, "match"),
+    ):
+        monkeypatch.setattr(owner, name, counting(getattr(owner, name)))
+    counts = []
+    for depth in (6, 24):
+        program, _ = program_of(*make(depth))
+        visits = 0
+        decide(program)
+        counts.append(visits)
+    assert counts[0] > 0
+    assert counts[1] / counts[0] < 6
+
+
+def test_site_ids_do_not_depend_on_the_process_or_the_order_of_objects() -> None:
+    example = branches.switch_in_scan(1)
+    numbers = []
+    for _ in range(2):
+        program, _ = program_of(example.step, example.arguments())
+        numbers.append([site.identifier for site in decide(program).sites])
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers[0])) == len(numbers[0])
+
+
+def test_every_value_that_is_read_has_its_use_indexed() -> None:
+    example = loops.nested_scan(2, True)
+    program, _ = program_of(example.step, example.arguments())
+    for region in program.regions:
+        for operation in region.operations:
+            for number, operand in enumerate(operation.operands):
+                if isinstance(operand, Value):
+                    assert (operation, number) in operand.uses
+                    assert operand.region is region
+    assert find_sites(program, 1).moved()
