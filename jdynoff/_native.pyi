@@ -7,6 +7,7 @@ PAGE_BYTES: int
 
 def handlers() -> dict[str, Any]: ...
 def shutdown_all() -> None: ...
+
 @final
 class Manager:
     def __new__(
