@@ -272,7 +272,7 @@ def _planned(decisions: Decisions, on_disk: bool) -> list[PlannedSite]:
             bytes=spill.value.nbytes,
             action="recompute",
             tier="xla",
-            reason="computed again from values that are there anyway",
+            reason="follows cheaply from what is there",
         )
         for spill in decisions.spills
         if spill.site is None

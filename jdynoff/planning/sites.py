@@ -184,7 +184,7 @@ def _site(
         entry_bytes=entry_bytes,
         entries=entries,
         source=source,
-        reason="made by the forward pass, read by the backward pass",
+        reason="read again by the backward pass",
     )
     if entry_bytes < min_bytes:
         site.kept = True
@@ -265,9 +265,7 @@ def _reduce(
     for produced, reading in first.items():
         if produced in again or produced in replay.origins:
             replay.rebuilds[reading.consumed] = produced
-            rebuilt[reading.leaf, reading.consumed] = (
-                "computed again from values that are there anyway"
-            )
+            rebuilt[reading.leaf, reading.consumed] = "follows cheaply from what is there"
     for produced, reading in first.items():
         if produced in kept:
             replay.origins[produced] = Own(reading.consumed)

@@ -14,7 +14,7 @@ from jdynoff.planning.budget import format_bytes
 if TYPE_CHECKING:
     from jdynoff.planning.plan import Plan
 
-_MOST_ROWS = 30
+_MOST_ROWS = 12
 
 
 def plan_table(plan: Plan) -> Group:
