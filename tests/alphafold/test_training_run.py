@@ -1,0 +1,184 @@
+"""A whole run on a tiny model: resuming, accumulation, bad labels, validation, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("haiku")
+pytest.importorskip("gemmi")
+pytest.importorskip("grain")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("tensorboardX")
+
+from examples.protein_sources import synthetic_proteins
+from models.alphafold.compiling import RUN_ONCE
+from models.alphafold.data.datasets import InMemory
+from models.alphafold.training import run
+from models.alphafold.training.settings import training_config
+from models.alphafold.training.train_step import make_training, update_average
+from tests.alphafold.small_model import random_params, small_config
+
+PROTEINS = InMemory(synthetic_proteins())
+
+
+def tiny_config(**train):
+    config = training_config("demo")
+    small = small_config(deterministic=False)
+    for section in ("model", "data"):
+        config[section].update(small[section])
+    config.model.num_recycle = 1
+    config.model.embeddings_and_evoformer.evoformer_num_block = 1
+    config.model.heads.structure_module.num_layer = 1
+    config.data.update({"crop_size": 12, "length_buckets": (80,)})
+    config.train.update({"checkpoint_every_n_steps": 2, "warmup_steps": 2, **train})
+    return config
+
+
+@dataclasses.dataclass
+class CompiledOnce:
+    """Runs every run's step with one program; the runs have one configuration."""
+
+    program: object = None
+
+    def __call__(self, step):
+        def call(state, batch):
+            if self.program is None:
+                lowered = jax.jit(step).lower(state, batch)
+                self.program = lowered.compile(compiler_options=RUN_ONCE)
+            return self.program(state, batch)
+
+        return call
+
+
+@pytest.fixture(scope="module")
+def two_samples():
+    """A step that averages two samples, and its program."""
+    return tiny_config(accumulate_grad_batches=2), CompiledOnce()
+
+
+@functools.cache
+def made_params():
+    """Parameters of every tiny model, without compiling an initialiser."""
+    return random_params(make_training(tiny_config()).state_shapes().params)
+
+
+def train(config, *args, **options):
+    return run.train(config, *args, initial_params=made_params(), **options)
+
+
+def equal(first, second) -> None:
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_an_interrupted_run_equals_one_that_was_not(two_samples, tmp_path) -> None:
+    config, compiled = two_samples
+    data = run.Data(PROTEINS)
+    whole = train(config, data, tmp_path / "a", steps=4, wrap_step=compiled)
+    first = train(config, data, tmp_path / "b", steps=2, wrap_step=compiled)
+    second = train(config, data, tmp_path / "b", steps=4, resume=True, wrap_step=compiled)
+    assert whole.losses == first.losses + second.losses
+    equal(whole.state, second.state)
+    lines = (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    assert (tmp_path / "b" / "curves.png").is_file()
+
+
+def batch_of(config, labels=None):
+    """Two samples of the run's examples; `labels` replaces true positions of the first."""
+    spec = make_training(config).spec
+    loader = run.ExampleLoader(
+        PROTEINS,
+        run.FeatureConfig.from_config(config, recycling_axis=True),
+        run.LoaderConfig(seed=0),
+    )
+    stacked = run.stack_examples([next(loader), next(loader)])
+    loader.close()
+    batch = {name: np.array(stacked[name]) for name in spec}
+    if labels is not None:
+        batch["backbone_affine_tensor"][0] = labels
+    return batch
+
+
+def test_a_term_that_is_not_finite_is_counted_and_spares_the_parameters(two_samples) -> None:
+    config, compiled = two_samples
+    training = make_training(config)
+    step = compiled(training.step)
+    state, metrics = step(training.state_of(made_params()), batch_of(config, labels=np.nan))
+    assert float(metrics["zeroed/fape"]) == 1.0
+    assert float(metrics["zeroed/masked_msa"]) == 0.0
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state))
+
+
+def test_one_step_moves_the_average_by_the_rest_of_its_decay(two_samples) -> None:
+    config, compiled = two_samples
+    training = make_training(config)
+    before = training.state_of(made_params())
+    after, metrics = compiled(training.step)(before, batch_of(config))
+    decay = config.train.ema_decay
+    expected = update_average(before.ema_params, after.params, decay)
+    moved = jax.tree.map(
+        lambda new, old: float(jnp.abs(new - old).max()), after.params, before.params
+    )
+    assert max(jax.tree.leaves(moved)) > 0
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7),
+        after.ema_params,
+        expected,
+    )
+    assert float(metrics["lr"]) > 0
+
+
+def test_averages_follow_the_formula() -> None:
+    average = update_average({"a": {"w": jnp.ones(2)}}, {"a": {"w": jnp.zeros(2)}}, 0.999)
+    np.testing.assert_allclose(average["a"]["w"], 0.999, rtol=1e-6)
+
+
+def test_zeroed_terms_are_a_counted_warning(tmp_path) -> None:
+    config = tiny_config()
+
+    def broken(step):
+        def call(state, batch):
+            metrics = {"loss": jnp.asarray(1.0), "zeroed/fape": jnp.asarray(1.0)}
+            return state._replace(step=state.step + 1), metrics
+
+        return call
+
+    with pytest.warns(run.ZeroedTermWarning) as found:
+        result = train(config, run.Data(PROTEINS), tmp_path, steps=2, wrap_step=broken)
+    texts = [str(warning.message) for warning in found]
+    assert "fape was not finite in step 1" in texts[0]
+    assert "2 times so far" in texts[1]
+    assert result.zeroed == {"fape": 2}
+
+
+def test_validation_scores_whole_chains_and_leaves_files(tmp_path) -> None:
+    config = tiny_config(max_validation_chains=1)
+
+    def unchanged(step):
+        def call(state, batch):
+            return state._replace(step=state.step + 1), {"loss": jnp.asarray(1.0)}
+
+        return call
+
+    data = run.Data(PROTEINS, PROTEINS)
+    result = train(
+        config,
+        data,
+        tmp_path,
+        steps=1,
+        wrap_step=unchanged,
+        validation_compiler_options=RUN_ONCE,
+    )
+    (prediction,) = result.validation.predictions
+    assert prediction.atom_positions.shape == (80, 37, 3)
+    assert set(result.validation.scores) == {"lddt_ca", "drmsd_ca", "gdt_ts", "gdt_ha", "plddt"}
+    assert 0.0 <= result.validation.scores["lddt_ca"] <= 1.0
+    for suffix in ("pdb", "cif", "png"):
+        assert (tmp_path / "predictions" / f"{prediction.name}.{suffix}").stat().st_size > 0
