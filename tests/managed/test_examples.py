@@ -9,6 +9,8 @@ from tests.programs import EXAMPLES
 from tests.programs.example import Example, difference_in_ulps, quick, same_bits
 
 
+# One example has such a checkpoint; the warning has a test of its own.
+@pytest.mark.filterwarnings("ignore:.*jax.checkpoint covers:UserWarning")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_managed_step_agrees_with_plain_jax(example: Example) -> None:
     arguments = example.arguments()
