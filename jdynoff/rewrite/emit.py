@@ -282,17 +282,30 @@ class _Emitter:
         return value
 
     def child(
-        self, scope: _Scope, region: Region, values: dict[Value, Any], tokens: Sequence[Any]
+        self,
+        region: Region,
+        values: dict[Value, Any],
+        tokens: Sequence[Any],
+        outside: dict[Value, Any],
     ) -> _Scope:
         sites = self.tables.imports.get(region, ())
         child = _Scope(region, values, dict(zip(sites, tokens, strict=True)))
-        replay = self.tables.replays.get(region)
-        if replay is not None:
-            child.replay = replay
-            for produced, origin in replay.origins.items():
-                if isinstance(origin, Outer) and not origin.scanned:
-                    child.outside[produced] = self.read_again(scope, origin.operand)
+        child.replay = self.tables.replays.get(region)
+        child.outside = dict(outside)
         return child
+
+    def outside(self, scope: _Scope, region: Region) -> dict[Value, Any]:
+        """What the replay of a body reads from the scope around it.
+
+        Read before the body is traced: what is reloaded or computed for it belongs to `scope`, and
+        `scope` must not keep what was made while a body of it was being traced.
+        """
+        replay = self.tables.replays.get(region)
+        return {
+            produced: self.read_again(scope, origin.operand)
+            for produced, origin in (replay.origins.items() if replay is not None else ())
+            if isinstance(origin, Outer) and not origin.scanned
+        }
 
     def read_again(self, scope: _Scope, operand: Operand) -> Any:
         """Reads the operand of an `Outer` origin from the scope around the consuming body."""
@@ -362,6 +375,8 @@ class _Emitter:
         ]
         calls = operation in self.tables.calling
 
+        outside = self.outside(scope, body)
+
         def iteration(carried: Any, slices: Any) -> Any:
             state, serial = carried
             arrays, tokens, read_again = slices
@@ -369,7 +384,7 @@ class _Emitter:
             values.update(zip(body.inputs[spec.num_consts : first], state, strict=True))
             values.update(zip((body.inputs[number] for number in sliced), arrays, strict=True))
             with self.serial_inside(serial):
-                inner = self.child(scope, body, values, tokens)
+                inner = self.child(body, values, tokens, outside)
                 inner.outside.update(
                     zip((produced for produced, _ in again), read_again, strict=True)
                 )
@@ -411,12 +426,13 @@ class _Emitter:
             if result not in self.tables.residency.dropped
         ]
         calls = operation in self.tables.calling
+        outside = {body: self.outside(scope, body) for body in operation.bodies}
 
         def branch(body: Region) -> Any:
             def run() -> Any:
                 values = {body.inputs[number - 1]: array for number, array in operands.items()}
                 with self.serial_inside(self.serial):
-                    inner = self.child(scope, body, values, tokens)
+                    inner = self.child(body, values, tokens, outside[body])
                     self.operations(inner)
                     return self.outputs(inner, keep), self.serial if calls else None
 
@@ -444,7 +460,7 @@ class _Emitter:
 
         def test(carried: Any) -> Any:
             values = dict(zip(cond.inputs, [*cond_constants, *carried[0]], strict=True))
-            inner = self.child(scope, cond, values, ())
+            inner = self.child(cond, values, (), {})
             self.operations(inner)
             return self.array(inner, cond.outputs[0], operation)
 
@@ -452,7 +468,7 @@ class _Emitter:
             state, serial = carried
             values = dict(zip(body.inputs, [*body_constants, *state], strict=True))
             with self.serial_inside(serial):
-                inner = self.child(scope, body, values, ())
+                inner = self.child(body, values, (), {})
                 self.operations(inner)
                 return self.outputs(inner, range(len(body.outputs))), self.serial
 
