@@ -3,7 +3,7 @@
 A compiled step offloads more than its pool holds and reads all of it back, last in first out, with
 nothing to compute in between: what it takes is the manager's time. The plain copy writes and reads
 the same number of bytes in the same directory, in blocks of one chunk, with as many threads as
-the manager makes transfers. Both run in turn, round by round. Only the bytes that really reached
+the manager makes transfers and as much memory as its pool. Both run in turn, round by round. Only the bytes that really reached
 the disk count for the manager: what stayed in its pool would flatter it.
 
 The trap: on a virtual disk a file's speed depends on where it lies, by a factor of four. The plain
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plain_rates, managed_rates, ratios = [], [], []
         manager, file = make_manager(disk.directory)
         managed_rate(manager, step, x, total, POOL_BYTES)  # compiles, makes the file and the pool
-        copy = PlainCopy(file, total)
+        copy = PlainCopy(file, total, POOL_BYTES)
         for _ in range(rounds):
             plain_rates.append(copy.run().round_trip_bytes_per_second)
             managed_rates.append(managed_rate(manager, step, x, total, POOL_BYTES))

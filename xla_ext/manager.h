@@ -44,7 +44,7 @@ struct RunKey {
 struct ManagerOptions {
   std::optional<SpillFileOptions> spill;  // none: memory only
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  int io_threads = 2;  // transfers in the far tier at once
+  int io_threads = 4;  // transfers in the far tier at once
   bool verify = false;
 };
 
