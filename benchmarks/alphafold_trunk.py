@@ -1,8 +1,8 @@
 """The AlphaFold trunk: memory and step time against plain JAX and per-block checkpoints.
 
 6 Evoformer and 4 extra-MSA blocks, 96 residues, 32/64 MSA rows, c_m 64, c_z 32, with losses and
-Adam. The managed step's budget leaves all that it moves in the pool, so that times compare
-strategies and not disks; `--budget` chooses another. The last line takes the 48-block trunk and
+Adam. The managed step has the least memory that is possible and moves the rest through the disk;
+`--budget` chooses another. The last line takes the 48-block trunk and
 compares the time to rewrite it with the time that XLA takes to compile it.
 
     python -m benchmarks.alphafold_trunk [--quick] [--budget BYTES] [--json FILE]
@@ -111,7 +111,7 @@ def rewrite_claim() -> Claim:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark."""
-    options = parse(__doc__, argv, budget="2GiB")
+    options = parse(__doc__, argv, budget="min")
     claims = trunk_claims(options.budget, 3 if options.quick else 7)
     claims.append(rewrite_claim())
     return report("AlphaFold trunk", claims, options.json)

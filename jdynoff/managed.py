@@ -342,12 +342,7 @@ class Managed:
             started = time.perf_counter()
             memory = lowered.compile().memory_analysis()
             return Compiled(
-                MemoryUse(
-                    argument_bytes=int(memory.argument_size_in_bytes),
-                    output_bytes=int(memory.output_size_in_bytes),
-                    alias_bytes=int(memory.alias_size_in_bytes),
-                    temporary_bytes=int(memory.temp_size_in_bytes),
-                ),
+                MemoryUse.of(memory),
                 emit_seconds=candidate.emit_seconds,
                 compile_seconds=time.perf_counter() - started,
             )

@@ -22,6 +22,16 @@ class MemoryUse:
     alias_bytes: int  # outputs that reuse donated arguments
     temporary_bytes: int
 
+    @classmethod
+    def of(cls, analysis: Any) -> MemoryUse:
+        """Reads what a compiled program's `memory_analysis()` returns."""
+        return cls(
+            argument_bytes=int(analysis.argument_size_in_bytes),
+            output_bytes=int(analysis.output_size_in_bytes),
+            alias_bytes=int(analysis.alias_size_in_bytes),
+            temporary_bytes=int(analysis.temp_size_in_bytes),
+        )
+
     @property
     def total_bytes(self) -> int:
         """What the program occupies at its peak."""
