@@ -158,21 +158,39 @@ def examine(size: int) -> list[Finding]:
     Returns:
         The findings, in the order of the checks.
     """
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("versions", _versions),
-        ("backend", _backend),
-        ("memory", _memory),
-        ("handlers", _handlers),
-        ("disk", lambda: _disk(size)),
+    checks: list[tuple[str, Callable[[], Iterator[Finding]], str]] = [
+        ("versions", _versions, "reinstall jdynoff and what it depends on"),
+        (
+            "backend",
+            _backend,
+            "JAX starts no backend: set JAX_PLATFORMS=cpu, or repair the platform that "
+            "JAX_PLATFORMS names",
+        ),
+        ("memory", _memory, "give every step a budget in bytes: what there is cannot be told"),
+        (
+            "handlers",
+            _handlers,
+            "if the backend is broken, mend that first; otherwise reinstall jdynoff for this "
+            "version of JAX",
+        ),
+        (
+            "disk",
+            lambda: _disk(size),
+            "if the backend is broken, mend that first; otherwise set "
+            f"{SPILL_DIR_VARIABLE} to a directory on another disk",
+        ),
     ]
     findings: list[Finding] = []
-    for name, check in checks:
+    for name, check, advice in checks:
         try:
             findings.extend(check())
         except SpillSpaceError as error:
             findings.append(Finding(name, "not enough room", "broken", str(error)))
-        except (JdynoffError, OSError, jax.errors.JaxRuntimeError) as error:
+        except JdynoffError as error:
             findings.append(Finding(name, type(error).__name__, "broken", str(error)))
+        except Exception as error:  # of whatever kind: JAX asserts when it finds no backend
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            findings.append(Finding(name, what, "broken", advice))
     return findings
 
 

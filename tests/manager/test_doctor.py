@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jdynoff import cli
+from jdynoff import cli, doctor
 from jdynoff.doctor import Finding, healthy
 
 
@@ -37,6 +41,41 @@ def test_a_missing_directory_is_broken_and_the_other_checks_go_on(
     assert "broken" in printed
     assert "JDYNOFF_SPILL_DIR" in printed
     assert "handlers" in printed
+
+
+@pytest.mark.parametrize("failure", [AssertionError(), KeyError("a"), OSError(5, "I/O error")])
+def test_whatever_a_check_raises_is_a_finding_with_advice(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*_: int) -> Iterator[Finding]:
+        raise failure
+        yield
+
+    checks = ("versions", "backend", "memory", "handlers", "disk")
+    for name in checks:
+        monkeypatch.setattr(doctor, f"_{name}", check)
+    findings = doctor.examine(1 << 20)
+    assert [finding.name for finding in findings] == list(checks)
+    for finding in findings:
+        assert finding.state == "broken"
+        assert type(failure).__name__ in finding.value
+        assert finding.advice
+
+
+def test_a_platform_that_is_not_there_is_broken_and_the_other_checks_go_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "jdynoff", "doctor", "--json", "--size-mib", "1"],
+        env={**os.environ, "JAX_PLATFORMS": "nowhere", "JDYNOFF_SPILL_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["backend"]["state"] == "broken"
+    assert "JAX_PLATFORMS=cpu" in findings["backend"]["advice"]
+    assert findings["jax"]["state"] == "ok"
+    assert findings["free space"]["state"] == "ok"
 
 
 def test_warnings_do_not_make_a_machine_unfit() -> None:
