@@ -27,7 +27,7 @@ class Claim:
     Attributes:
         name: What was measured.
         plain: The figure of plain JAX, in words; "" where there is none.
-        measured: The figure.
+        measured: The figure; None where it could not be measured, for the reason in `note`.
         unit: Of `measured` and `bound`.
         bound: What must be reached; None for a figure that is only shown.
         at_least: Whether `bound` is a lower one.
@@ -36,7 +36,7 @@ class Claim:
 
     name: str
     plain: str
-    measured: float
+    measured: float | None
     unit: str
     bound: float | None
     at_least: bool = False
@@ -44,10 +44,15 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether the bound is kept."""
-        if self.bound is None:
+        """Whether the bound is kept; what was not measured breaks none."""
+        if self.bound is None or self.measured is None:
             return True
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+
+
+def skipped(name: str, reason: str) -> Claim:
+    """The row of a benchmark that cannot run here."""
+    return Claim(name, "", None, "", None, note=reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +140,9 @@ def report(title: str, claims: Sequence[Claim], file: pathlib.Path | None) -> in
         sign = ">=" if claim.at_least else "<="
         bound = "" if claim.bound is None else f"{sign} {claim.bound:g} {claim.unit}"
         verdict = "" if claim.bound is None else ("yes" if claim.holds else "NO")
-        measured = f"{claim.measured:.4g} {claim.unit}"
+        measured = "skipped"
+        if claim.measured is not None:
+            measured = f"{claim.measured:.4g} {claim.unit}"
         table.add_row(claim.name, claim.plain, measured, bound, verdict, claim.note)
     console.print(table)
     if file is not None:
