@@ -83,6 +83,7 @@ struct Manager::Run {
 struct Manager::Ticket {
   std::uint32_t id = 0;
   std::uint64_t quota_pages = 0;
+  PageArena::Lease lease;  // of so many
   std::uint64_t used_pages = 0;
   std::uint64_t clean_pages = 0;
   std::uint64_t writing_pages = 0;
@@ -181,7 +182,7 @@ void Manager::Shutdown() {
 
 Status Manager::Open(std::uint32_t id, std::uint64_t pool_bytes, std::uint64_t spill_bytes,
                      std::uint64_t expected_bytes) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (stopping_) return {Code::kConfiguration, "the manager has been shut down"};
   const std::uint64_t pages = pool_bytes / kPageBytes;
   if (spill_bytes > 0) {
@@ -192,20 +193,20 @@ Status Manager::Open(std::uint32_t id, std::uint64_t pool_bytes, std::uint64_t s
     }
     if (Status status = far_->Reserve(spill_bytes); !status.ok()) return status;
   }
-  if (!arena_.GrowTo(quota_pages_ + pages)) {
+  auto ticket = std::make_shared<Ticket>();
+  if (!arena_.Open(pages, ticket->lease)) {
     if (spill_bytes > 0) far_->Unreserve(spill_bytes);
     return {Code::kHostLimit, "cannot map a pool of " + std::to_string(pool_bytes) +
                                   " bytes: the operating system refuses; lower the budget or "
                                   "raise the process's limit (ulimit -v)"};
   }
-  auto ticket = std::make_shared<Ticket>();
   ticket->id = id;
   ticket->quota_pages = pages;
   ticket->spill_reserved = spill_bytes;
   ticket->expected_pages = PagesFor(expected_bytes);
   ticket->stats.pool_bytes = pages * kPageBytes;
-  quota_pages_ += pages;
   tickets_.emplace(id, std::move(ticket));
+  GiveBackExcess(lock);
   return {};
 }
 
@@ -234,7 +235,7 @@ void Manager::Close(std::uint32_t id) {
     }
     runs_.erase(run->key);
   }
-  quota_pages_ -= ticket->quota_pages;
+  arena_.Close(ticket->lease);
   if (far_ != nullptr) far_->Unreserve(ticket->spill_reserved);
   ticket->stats.state = "closed";
   closed_.emplace_back(id, std::move(ticket->stats));
@@ -244,6 +245,19 @@ void Manager::Close(std::uint32_t id) {
     if (closed_logs_.size() > kClosedLogsKept) closed_logs_.pop_front();
   }
   quiet_.notify_all();
+  GiveBackExcess(lock);
+}
+
+// Other steps go on meanwhile: a large pool takes the system some time.
+void Manager::GiveBackExcess(std::unique_lock<std::mutex>& lock) {
+  const std::vector<PageArena::Block> excess = arena_.TakeExcess();
+  if (excess.empty()) return;
+  lock.unlock();
+  for (const PageArena::Block& block : excess) {
+    near_->GiveBack(block.base, block.resident_pages * kPageBytes);
+  }
+  lock.lock();
+  arena_.Reclaim(excess);
 }
 
 // Operations.
@@ -527,7 +541,7 @@ bool Manager::TakePages(Ticket& ticket, std::size_t count, std::vector<std::byte
     if (!evict || !EvictOne(ticket)) return false;
   }
   pages.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) pages.push_back(arena_.Take());
+  for (std::size_t i = 0; i < count; ++i) pages.push_back(arena_.Take(ticket.lease));
   ticket.used_pages += count;
   ticket.stats.pool_peak_bytes =
       std::max<std::uint64_t>(ticket.stats.pool_peak_bytes, ticket.used_pages * kPageBytes);
@@ -537,7 +551,9 @@ bool Manager::TakePages(Ticket& ticket, std::size_t count, std::vector<std::byte
 void Manager::ReturnPages(Ticket& ticket, Unit& unit) {
   ticket.used_pages -= unit.pages.size();
   // Backwards, so that the next to take them gets them in ascending order again.
-  for (auto page = unit.pages.rbegin(); page != unit.pages.rend(); ++page) arena_.Return(*page);
+  for (auto page = unit.pages.rbegin(); page != unit.pages.rend(); ++page) {
+    arena_.Return(ticket.lease, *page);
+  }
   unit.pages.clear();
 }
 
@@ -1218,7 +1234,7 @@ ManagerTotals Manager::Totals() const {
   ManagerTotals totals;
   totals.live_entries = live_entries_;
   totals.live_bytes = live_bytes_;
-  totals.arena_bytes = arena_.total_pages() * kPageBytes;
+  totals.arena_bytes = arena_.resident_pages() * kPageBytes;
   totals.spill_file_bytes = far_ == nullptr ? 0 : far_->size_bytes();
   totals.open_tickets = tickets_.size();
   return totals;

@@ -79,7 +79,7 @@ struct Event {
 struct ManagerTotals {
   std::uint64_t live_entries = 0;
   std::uint64_t live_bytes = 0;
-  std::uint64_t arena_bytes = 0;
+  std::uint64_t arena_bytes = 0;  // resident pool memory, in use or kept for the next steps
   std::uint64_t spill_file_bytes = 0;
   std::uint64_t open_tickets = 0;
 };
@@ -172,6 +172,7 @@ class Manager {
   // All below need mutex_.
   std::shared_ptr<Run> FindRun(RunKey key, const char* operation, std::uint32_t serial,
                                Status& status);
+  void GiveBackExcess(std::unique_lock<std::mutex>& lock);
   std::size_t UnitBytes(const Ticket& ticket) const;
   bool TakePages(Ticket& ticket, std::size_t count, std::vector<std::byte*>& pages, bool evict);
   bool EvictOne(Ticket& ticket);
@@ -220,7 +221,6 @@ class Manager {
   std::condition_variable work_;   // there may be a job
   std::condition_variable quiet_;  // a ticket's transfers may have ended
   PageArena arena_;
-  std::uint64_t quota_pages_ = 0;  // sum over open tickets
   std::map<std::uint32_t, std::shared_ptr<Ticket>> tickets_;
   std::map<RunKey, std::shared_ptr<Run>> runs_;
   std::uint32_t next_turn_ = 0;  // round robin over tickets
