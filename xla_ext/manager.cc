@@ -793,6 +793,8 @@ bool Manager::PickReadAhead(Ticket& ticket, Run& run, Job& job) {
       auto next = run.absent.upper_bound(&probe);
       unit = next != run.absent.begin() ? *std::prev(next) : *run.absent.rbegin();
     }
+    // Skipping it would fetch what is needed later; trying again would go on until its reload.
+    if (unit->read_failed) break;
     const std::uint64_t pages = PagesFor(unit->bytes);
     if (ticket.quota_pages - ticket.used_pages < pages + kept) break;
     if (batch_bytes > 0 && batch_bytes + pages * kPageBytes > options_.chunk_bytes) break;
@@ -1009,12 +1011,15 @@ void Manager::ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock) {
     lock.lock();
   }
   Run& run = *job.run;
+  const bool demanded = job.operation != nullptr;
+  const bool all_intact = std::find(intact.begin(), intact.end(), false) == intact.end();
+  if (!demanded && !(status.ok() && all_intact)) ++job.ticket->stats.read_ahead_failures;
   for (std::size_t i = 0; i < job.units.size(); ++i) {
     Unit& unit = *job.units[i];
     unit.reading = false;
-    const bool demanded = job.operation != nullptr;
+    unit.read_failed = !status.ok() || !intact[i];
     if (demanded) --job.operation->busy;
-    if (status.ok() && intact[i]) {
+    if (!unit.read_failed) {
       unit.in_pool = true;
       job.ticket->stats.bytes_read += unit.pages.size() * kPageBytes;
       if (unit.wanted && !unit.entry->freed) {
@@ -1024,11 +1029,11 @@ void Manager::ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock) {
       }
       continue;
     }
-    // A failed read-ahead is forgotten: only the reload that needs the bytes reports it.
+    // A failed read-ahead is no error: the reload that needs the bytes tries again and reports.
     ReturnPages(*job.ticket, unit);
     unit.read_ahead = false;
-    if (unit.wanted && run.operation != nullptr && run.operation->status.ok()) {
-      run.operation->status = status.ok() ? ChecksumFailure(unit) : status;
+    if (demanded && job.operation->status.ok()) {
+      job.operation->status = status.ok() ? ChecksumFailure(unit) : status;
     }
     SettleUnit(run, unit);
   }
@@ -1084,6 +1089,7 @@ void Manager::ExecuteBouncedRead(Job& job, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   --in_far_tier_;
   unit.reading = false;
+  unit.read_failed = !status.ok();
   unit.wanted = false;
   --op.busy;
   if (status.ok()) {

@@ -60,10 +60,11 @@ struct TicketStats {
   std::uint64_t entries_discarded = 0;
   std::uint64_t entries_unread = 0;
   std::uint64_t pool_peak_bytes = 0;
-  std::uint64_t read_ahead_hits = 0;    // reloads whose bytes came from the far tier in time
-  std::uint64_t read_ahead_misses = 0;  // reloads that had to wait for the far tier
-  double offload_stall_seconds = 0;     // waiting for room, as the step sees it
-  double reload_stall_seconds = 0;      // waiting for bytes, as the step sees it
+  std::uint64_t read_ahead_hits = 0;      // reloads whose bytes came from the far tier in time
+  std::uint64_t read_ahead_misses = 0;    // reloads that had to wait for the far tier
+  std::uint64_t read_ahead_failures = 0;  // transfers; the reload tries again
+  double offload_stall_seconds = 0;       // waiting for room, as the step sees it
+  double reload_stall_seconds = 0;        // waiting for bytes, as the step sees it
   std::map<std::int64_t, std::uint64_t> site_counts;
   std::string error;  // the first failure, with its code; empty if none
 };
@@ -157,6 +158,7 @@ class Manager {
     bool reading = false;
     bool wanted = false;            // the run's reload still needs it, and it was not in the pool
     bool read_ahead = false;        // brought back before it was asked for
+    bool read_failed = false;       // the last time: only its reload tries again
     Where where = Where::kNowhere;  // the run's set that holds it
   };
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 #include "check.h"
 
@@ -70,6 +71,35 @@ TEST(a_failed_write_keeps_the_entry_while_the_pool_has_room) {
   }
   for (std::size_t i = tokens.size(); i > 0; --i) {
     Bytes back(kMiB);
+    CHECK_OK(run.Pop(tokens[i - 1], back));
+    CHECK(back == MakeBytes(kMiB, i - 1));
+  }
+  CHECK_OK(run.End());
+}
+
+TEST(a_failed_read_ahead_is_not_tried_again_before_its_reload) {
+  auto manager = MakeDiskManager();
+  constexpr std::size_t kEntries = 8;
+  Driver run(manager, 2 * kMiB, kEntries * kMiB);
+  std::vector<std::uint32_t> tokens(kEntries);
+  for (std::size_t i = 0; i < kEntries; ++i) CHECK_OK(run.Push(MakeBytes(kMiB, i), tokens[i]));
+  manager->InjectFault(Fault::kReadError, 0, -1);
+  // The youngest is in the pool still; its reload makes room and starts the read-ahead.
+  Bytes back(kMiB);
+  CHECK_OK(run.Pop(tokens.back(), back));
+  while (run.Stats().read_ahead_failures == 0) std::this_thread::yield();
+  // Ample time to try again: another step, which needs no disk.
+  Driver other(manager, 64 * kMiB, 0);
+  std::vector<std::uint32_t> others(64);
+  for (std::uint32_t& token : others) CHECK_OK(other.Push(MakeBytes(kMiB, token), token));
+  for (std::uint32_t token : others) CHECK_OK(other.Discard(token));
+  // A unit is in one transfer only.
+  const std::uint64_t units = kEntries * kMiB / (2 * kMiB / 4);
+  CHECK(run.Stats().read_ahead_failures <= units);
+
+  // The disk is well again before the bytes are needed: nothing is lost.
+  manager->InjectFault(Fault::kNone, 0, 0);
+  for (std::size_t i = kEntries - 1; i > 0; --i) {
     CHECK_OK(run.Pop(tokens[i - 1], back));
     CHECK(back == MakeBytes(kMiB, i - 1));
   }
