@@ -140,42 +140,30 @@ class Manager {
   struct Ticket;
   struct Operation;
   struct Job;
-
-  enum class Where { kNowhere, kDirty, kClean, kAbsent };
-  enum class JobKind { kCopyIn, kWrite, kRead, kBouncedRead };
-
-  struct Unit {
-    Entry* entry = nullptr;
-    std::uint32_t index = 0;
-    std::size_t bytes = 0;
-    std::vector<std::byte*> pages;
-    std::vector<Extent> extents;
-    std::uint64_t checksum = 0;
-    int pins = 0;          // copies between the pool and a buffer of the step in progress
-    bool in_pool = false;  // `pages` hold the data
-    bool in_far = false;   // `extents` hold the data
-    bool writing = false;
-    bool reading = false;
-    bool wanted = false;            // the run's reload still needs it, and it was not in the pool
-    bool read_ahead = false;        // brought back before it was asked for
-    bool read_failed = false;       // the last time: only its reload tries again
-    Where where = Where::kNowhere;  // the run's set that holds it
-  };
-
-  struct UnitOrder {
-    bool operator()(const Unit* a, const Unit* b) const;
-  };
+  struct Unit;
+  struct UnitOrder;
+  enum class Where;
+  enum class JobKind;
   using UnitSet = std::set<Unit*, UnitOrder>;
 
   Manager(const ManagerOptions& options, std::unique_ptr<FarTier> far);
   void StartThreads();
-  void Work();
 
-  // All below need mutex_.
+  // All below need mutex_, unless they say otherwise; those that take its lock release it in
+  // between.
+  void GiveBackExcess(std::unique_lock<std::mutex>& lock);
+
+  // operations.cc
   std::shared_ptr<Run> FindRun(RunKey key, const char* operation, std::uint32_t serial,
                                Status& status);
-  void GiveBackExcess(std::unique_lock<std::mutex>& lock);
   std::size_t UnitBytes(const Ticket& ticket) const;
+  void FinishUnitOfReload(Run& run, Operation& op, Unit& unit);
+  void FailStuck(Ticket& ticket);
+  void CompleteIfDone(Run& run);
+  void FinishOperation(Run& run, Operation& op);
+  void NoteFailure(Ticket& ticket, const Status& status);
+
+  // units.cc
   bool TakePages(Ticket& ticket, std::size_t count, std::vector<std::byte*>& pages, bool evict);
   bool EvictOne(Ticket& ticket);
   void ReturnPages(Ticket& ticket, Unit& unit);
@@ -185,6 +173,11 @@ class Manager {
   void FreeUnit(Run& run, Unit& unit);
   void FreeEntry(Run& run, std::uint32_t token);
   void SettleUnit(Run& run, Unit& unit);
+  // Without the mutex: a pin or a transfer's mark keeps the unit as it is.
+  void CopyIn(const Unit& unit, const std::byte* source);
+  void CopyOut(const Unit& unit, std::byte* target);
+
+  // transfer_choice.cc
   bool Pushing(const Run& run) const;
   std::uint64_t LowWaterPages(const Ticket& ticket) const;
   bool WantsWrite(const Ticket& ticket, const Run& run) const;
@@ -194,26 +187,21 @@ class Manager {
   bool PickWrite(Ticket& ticket, Run& run, Job& job);
   bool PickReadAhead(Ticket& ticket, Run& run, Job& job);
   void AddUnit(Job& job, Unit& unit);
+
+  // transfers.cc
+  void Work();  // an I/O thread; takes the mutex itself
+  void Wake();
+  void WakeFor(const Ticket& ticket, const Run& run);
   void Execute(Job& job, std::unique_lock<std::mutex>& lock);
   void ExecuteCopyIn(Job& job, std::unique_lock<std::mutex>& lock);
   void ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock);
   void ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock);
   void ExecuteBouncedRead(Job& job, std::unique_lock<std::mutex>& lock);
   void DeliverWanted(Job& job, Unit& unit, std::unique_lock<std::mutex>& lock);
-  void FinishUnitOfReload(Run& run, Operation& op, Unit& unit);
-  void FailStuck(Ticket& ticket);
-  void CompleteIfDone(Run& run);
-  void FinishOperation(Run& run, Operation& op);
-  void NoteFailure(Ticket& ticket, const Status& status);
-  void Wake();
-  void WakeFor(const Ticket& ticket, const Run& run);
   Status ChecksumFailure(const Unit& unit) const;
-
-  // These run without the mutex; a pin or a transfer flag keeps the units as they are.
+  // Without the mutex, as above.
   static std::vector<Segment> SegmentsOf(const std::vector<Unit*>& units);
   static std::uint64_t ChecksumOf(const Unit& unit);
-  void CopyIn(const Unit& unit, const std::byte* source);
-  void CopyOut(const Unit& unit, std::byte* target);
 
   const ManagerOptions options_;
   const std::unique_ptr<NearTier> near_;
