@@ -1,9 +1,9 @@
 """Device memory of a whole AlphaFold train step, compiled for an H200 that need not be there.
 
-The step is the one that `examples/train_alphafold.py` runs: batch 1, float32, all losses, recycling,
-per-sample clipping, Adam and the averaged weights, its state donated. The figure is XLA's arguments
-+ outputs - aliases + temporaries, plus the manager's pool. Beside it stands the same step with
-`jax.checkpoint` around each block, as plain JAX compiles it.
+The step is the one that `examples/train_alphafold.py` runs: batch 1, float32, all losses,
+recycling, per-sample clipping, Adam and the averaged weights, its state donated. The figure is
+XLA's arguments + outputs - aliases + temporaries, plus the manager's pool. Beside it stands the
+same step with `jax.checkpoint` around each block, as plain JAX compiles it.
 
 It takes an environment with JAX's CUDA plugin (see `jdynoff.targets`), and some minutes a preset.
 
@@ -28,6 +28,9 @@ from models.alphafold.training.settings import training_config
 from models.alphafold.training.train_step import make_training
 
 GIB = 2**30
+# XLA's Triton fusion of matrix products finds no tiling for [8448, 256] (132 rows in chunks of 64)
+# where no GPU is there to try one; the products then go to cuBLAS.
+_COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 _MUST_REACH = {"initial_training": 3.5, "finetuning": 12.0}
 
 
@@ -40,7 +43,7 @@ def step_and_shapes(config: ml_collections.ConfigDict, sharding: Any) -> tuple[A
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
 
-    step = jax.jit(training.step, donate_argnums=0)
+    step = jax.jit(training.step, donate_argnums=0, compiler_options=_COMPILER_OPTIONS)
     return step, placed(training.state_shapes()), placed(training.spec)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,10 +25,12 @@ class Flight:
     """One dispatched run of a managed step."""
 
     owner: object
-    ticket: int
-    sentinel: Any  # u32[], None before dispatch
     claim_bytes: int
     manager: Any
+    # At most one ticket. A list, because `extend` opens and keeps it in one step that Ctrl-C
+    # cannot come between.
+    tickets: list[int] = dataclasses.field(default_factory=list)
+    sentinel: Any = None  # u32[], None before dispatch
     stats: dict[str, Any] | None = None
     failure: BaseException | None = None
 
@@ -39,41 +42,53 @@ class Ledger:
         self._lock = threading.Condition()
         self._flights: collections.deque[Flight] = collections.deque()  # guarded by _lock
 
-    def depart(
-        self,
-        owner: object,
-        claim_bytes: int,
-        limit_bytes: int,
-        manager: Any,
-        open_ticket: Callable[[], int],
-    ) -> Flight:
+    def depart(self, flight: Flight, limit_bytes: int, open_ticket: Callable[[], int]) -> int:
         """Takes capacity for a run, after earlier runs have given back enough of theirs.
 
+        Whatever interrupts this or what follows, `cancel` gives everything back.
+
         Args:
-          owner: the managed function.
-          claim_bytes: what the run needs at its peak.
-          limit_bytes: what all runs in flight may need together.
-          manager: closes the ticket in the end.
-          open_ticket: reserves pool and spill space; raises if there is none.
+          flight: the run, new.
+          limit_bytes: what all runs in flight may need together at their peaks.
+          open_ticket: reserves pool and spill space.
 
         Returns:
-          The flight, without sentinel until it is dispatched.
+          The ticket.
+
+        Raises:
+          SpillSpaceError: if there is no spill space, and no run in flight that holds some.
         """
+        wanting = False  # spill space that a run in flight may hold
         while True:
             self.sweep()
             with self._lock:
-                taken = sum(flight.claim_bytes for flight in self._flights)
-                if not self._flights or taken + claim_bytes <= limit_bytes:
-                    flight = Flight(owner, open_ticket(), None, claim_bytes, manager)
+                taken = sum(other.claim_bytes for other in self._flights)
+                room = taken + flight.claim_bytes <= limit_bytes
+                if not self._flights or (room and not wanting):
                     self._flights.append(flight)
-                    return flight
-                oldest = next(
-                    (flight for flight in self._flights if flight.sentinel is not None), None
-                )
-                if oldest is None:  # another thread is between its reservation and its dispatch
-                    self._lock.wait()
+                    oldest = None
+                else:
+                    oldest = next(
+                        (other for other in self._flights if other.sentinel is not None), None
+                    )
+                    if oldest is None:  # another thread has not dispatched its run yet
+                        self._lock.wait()
+                        continue
             if oldest is not None:
                 self._land(oldest)
+                wanting = False
+                continue
+            try:
+                # Not under the lock: a file may have to grow.
+                flight.tickets.extend(map(operator.call, (open_ticket,)))
+                return flight.tickets[0]
+            except errors.SpillSpaceError:
+                with self._lock:
+                    self._flights.remove(flight)
+                    self._lock.notify_all()
+                    wanting = bool(self._flights)
+                if not wanting:
+                    raise
 
     def dispatched(self, flight: Flight, sentinel: jax.Array) -> None:
         """Notes the output that tells when the run is over."""
@@ -84,6 +99,8 @@ class Ledger:
     def cancel(self, flight: Flight) -> None:
         """Gives back the capacity of a run that was not dispatched, or failed at once."""
         self._close(flight)
+        for ticket in flight.tickets:  # closing is idempotent
+            flight.manager.close(ticket)
 
     def sweep(self) -> None:
         """Closes the tickets of all runs that are over."""
@@ -121,8 +138,9 @@ class Ledger:
                 return
             self._flights.remove(flight)
             self._lock.notify_all()
-        flight.manager.close(flight.ticket)
-        flight.stats = flight.manager.stats(flight.ticket)
+        for ticket in flight.tickets:
+            flight.manager.close(ticket)
+            flight.stats = flight.manager.stats(ticket)
         landed = getattr(flight.owner, "_landed", None)
         if landed is not None:
             landed(flight)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -226,9 +229,25 @@ def name_stack(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def contracted_size(eqn: Any, left_shape: Sequence[int]) -> int:
+    """Of a `dot_general`: how many products each element of the result adds up."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return math.prod(left_shape[axis] for axis in contracted)
+
+
+def convolution_output_features(eqn: Any, kernel_shape: Sequence[int]) -> int:
+    """Of a `conv_general_dilated`: its number of output channels."""
+    return kernel_shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+
+
 def has_effects(eqn: Any) -> bool:
     """Whether running `eqn` does more than make its results (callbacks, prints)."""
     return bool(eqn.effects)
+
+
+def trace_context() -> Any:
+    """The options that a trace depends on beside its arguments (x64, matmul precision, ...)."""
+    return _config.trace_context()
 
 
 def is_top_level() -> bool:
@@ -250,15 +269,27 @@ def jit_options(function: Any) -> JitOptions | None:
         unspecified = all(type(leaf).__name__ == "UnspecifiedValue" for leaf in leaves)
         shardings.append(None if unspecified else unflatten(treedef, leaves))
     return JitOptions(
-        static_argnums=tuple(info.static_argnums),
+        static_argnums=_from_the_front(function, info.static_argnums),
         static_argnames=tuple(info.static_argnames),
-        donate_argnums=tuple(info.donate_argnums),
+        donate_argnums=_from_the_front(function, info.donate_argnums),
         donate_argnames=tuple(info.donate_argnames),
         in_shardings=shardings[0],
         out_shardings=shardings[1],
         keep_unused=bool(info.keep_unused),
         compiler_options=dict(info.compiler_options_kvs) or None,
     )
+
+
+def _from_the_front(function: Any, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Argument numbers without negative ones, which count from the last positional parameter."""
+    if all(number >= 0 for number in numbers):
+        return tuple(numbers)
+    parameters = inspect.signature(function).parameters.values()
+    positional = sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
+    )
+    return tuple(number if number >= 0 else number + positional for number in numbers)
 
 
 def jit_again(function: Any, jitted: Any) -> Any:

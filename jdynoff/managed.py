@@ -12,6 +12,7 @@ computed and its variant looked up or planned.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -37,13 +38,15 @@ from jdynoff.program.build import build
 from jdynoff.program.graph import Program
 from jdynoff.program.order import shorten_live_ranges
 from jdynoff.rewrite.emit import emit
-from jdynoff.runtime.device_memory import host_memory
+from jdynoff.runtime.device_memory import available_memory
 from jdynoff.runtime.manager import check_tiers, manager_for
 from jdynoff.runtime.stats import StepStats
 from jdynoff.runtime.tiers import Disk
-from jdynoff.signatures import Signature, signature, split
+from jdynoff.signatures import Guess, Signature, signature, split
 
 _ANY_TICKET = np.uint32(0)  # for lowering: only its type matters
+# Another thread may plan a signature anew between finding its variant and calling it.
+_MOST_ATTEMPTS = 3
 
 
 class _OtherSignature(Exception):
@@ -54,12 +57,13 @@ class _OtherSignature(Exception):
 class _Variant:
     """One signature's program, and after planning its decisions."""
 
-    number: int
     signature: Signature
     program: Program
     out_structure: Any
     index_seconds: float
-    choice: Choice | None = None
+    # Its number and what was chosen, read and replaced together: a plan may choose anew while
+    # another thread calls.
+    ready: tuple[int, Choice] | None = None
     candidate: Decisions | None = None  # being compiled by the search
     emit_seconds: float = 0.0
     manager: Any = None  # found at the first run: looking for a disk takes its time
@@ -102,7 +106,10 @@ def managed(
       BudgetError: on the first call or plan of a signature that cannot fit the budget.
       SpillSpaceError: if spill space cannot be reserved; raised before dispatch, so donated
         arguments are still alive.
-      TransferError: if bytes cannot be moved while the step runs.
+      TransferError: if bytes cannot be moved while the step runs. Where JAX has returned by then,
+        reading its results raises `jax.errors.JaxRuntimeError` with the same text, and `stats()`
+        raises the `TransferError`. Donated arguments are lost, as with any failure of a jitted
+        function; the next step, on a fresh state, is not harmed.
       TransformError: if the managed step is called under `jit`, `grad` or `vmap`.
     """
     if fun is None:
@@ -139,6 +146,7 @@ class Managed:
         self._lock = threading.RLock()  # guards the fields below; held while planning
         self._variants: dict[int, _Variant] = {}
         self._by_signature: dict[tuple[Signature, str], _Variant] = {}
+        self._guess: Guess | None = None  # among several signatures
         self._numbers = itertools.count()  # never reused: jit remembers them
         self._last: _Variant | None = None
         self._landed_flight: Flight | None = None
@@ -159,42 +167,51 @@ class Managed:
             )
         if jax.config.jax_disable_jit or jax.config.jax_debug_nans:  # type: ignore[attr-defined]
             return self._debug_call(args, kwargs)
-        variant = self._last
-        if variant is not None and len(self._variants) == 1:
-            try:
-                return self._run(variant, args, kwargs)
-            except _OtherSignature:
-                pass
+        variant = self._probable(args, kwargs)
+        for _ in range(_MOST_ATTEMPTS):
+            if variant is not None:
+                with contextlib.suppress(_OtherSignature):
+                    return self._run(variant, args, kwargs)
+            variant = self._variant(args, kwargs)
         return self._run(self._variant(args, kwargs), args, kwargs)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds the step of a class to an object, like any function."""
+        return self if instance is None else Bound(self, instance)
+
+    def _probable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | None:
+        """The variant that a call probably needs, found without a look at every argument."""
+        guess = self._guess
+        if guess is None:
+            return self._last
+        found = guess(args, kwargs)
+        return None if found is None else self._by_signature.get((found, _platform(args, kwargs)))
+
     def _run(self, variant: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        choice = variant.choice
-        assert choice is not None
+        assert variant.ready is not None
+        number, choice = variant.ready
         if not choice.moves:
-            return self._call(variant.number, None, *args, **kwargs)[0]
+            return self._call(number, None, *args, **kwargs)[0]
         book, plan = self._ledger, choice.plan
         manager = variant.manager
         if manager is None:
             tiers = self._tiers if plan.spill_bytes else ()
             manager = variant.manager = manager_for(tiers, verify=self._verify)
-        flight = book.depart(
-            self,
-            plan.pool_bytes + plan.memory.temporary_bytes,
-            max(plan.device_peak_bytes, plan.budget_bytes or 0),
-            manager,
-            lambda: manager.open(plan.pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes),
+        open_ticket = functools.partial(
+            manager.open, plan.pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes
         )
+        flight = Flight(self, plan.device_peak_bytes, manager)
         try:
-            outputs, sentinel = self._call(
-                variant.number, np.uint32(flight.ticket), *args, **kwargs
-            )
+            limit = max(plan.device_peak_bytes, plan.budget_bytes or 0)
+            ticket = np.uint32(book.depart(flight, limit, open_ticket))
+            outputs, sentinel = self._call(number, ticket, *args, **kwargs)
+            book.dispatched(flight, sentinel)
         except BaseException as failure:
             book.cancel(flight)
             known = errors.from_xla(failure)
             if known is not None:
                 raise known from failure
             raise
-        book.dispatched(flight, sentinel)
         return outputs
 
     def _landed(self, flight: Flight) -> None:
@@ -239,17 +256,30 @@ class Managed:
         Raises:
           BudgetError: if the step cannot fit the budget.
         """
-        choice = self._variant(args, kwargs, with_minimum=True).choice
-        assert choice is not None
-        return choice.plan
+        ready = self._variant(args, kwargs, with_minimum=True).ready
+        assert ready is not None
+        return ready[1].plan
 
     def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
         """Lowers the managed step, like `jax.jit(...).lower`; plans it first."""
         variant = self._variant(args, kwargs)
-        assert variant.choice is not None
-        ticket = _ANY_TICKET if variant.choice.moves else None
-        lowered = self._call.lower(variant.number, ticket, *args, **kwargs)
+        assert variant.ready is not None
+        number, choice = variant.ready
+        ticket = _ANY_TICKET if choice.moves else None
+        lowered = self._call.lower(number, ticket, *args, **kwargs)
         return ManagedLowered(self, variant, lowered)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and types of the step's results, like `jax.jit(...).eval_shape`."""
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: the managed step belongs to this process's manager and cannot be exported."""
+        raise errors.TransformError(
+            f"{self._name} is managed: its program calls the buffer manager of this process, so it "
+            "can be neither traced into another program nor exported. Use the undecorated step "
+            "(`step.__wrapped__`) for jax.export, or `step.lower(...)` to see the program."
+        )
 
     def stats(self) -> StepStats:
         """What the last completed step moved, and how long it waited for it.
@@ -263,7 +293,8 @@ class Managed:
         self._ledger.wait(self)
         flight = self._landed_flight
         if flight is None:
-            if any(v.choice is not None and not v.choice.moves for v in self._variants.values()):
+            known = [variant.ready for variant in self._by_signature.values()]
+            if any(ready is not None and not ready[1].moves for ready in known):
                 return StepStats()
             raise RuntimeError(
                 f"{self._name} has not completed a step yet; call it before asking for stats()."
@@ -298,7 +329,10 @@ class Managed:
                 variant = self._trace(key[0], args, kwargs)
                 self._plan(variant, platform, args, kwargs, with_minimum)
                 self._by_signature[key] = variant
-            elif with_minimum and variant.choice is not None and not variant.choice.moves:
+                if len(self._by_signature) > 1:
+                    known = (signature for signature, _ in self._by_signature)
+                    self._guess = Guess(self._options, known)
+            elif with_minimum and variant.ready is not None and not variant.ready[1].moves:
                 self._plan(variant, platform, args, kwargs, with_minimum)
             self._last = variant
             return variant
@@ -312,7 +346,6 @@ class Managed:
         for warning in program.warnings:
             self._warn(warning)
         return _Variant(
-            number=-1,
             signature=key,
             program=program,
             out_structure=jax.tree.structure(traced.out_info),
@@ -334,11 +367,11 @@ class Managed:
         def compile_program(decisions: Decisions) -> Compiled:
             # Each candidate gets a number of its own; the chosen one keeps its number, so that
             # calling it later finds the program that was compiled here.
-            variant.number = next(self._numbers)
-            variant.candidate = decisions
-            candidate = self._variants[variant.number] = dataclasses.replace(variant)
+            number = next(self._numbers)
+            candidate = dataclasses.replace(variant, candidate=decisions)
+            self._variants[number] = candidate
             ticket = _ANY_TICKET if decisions.moved() else None
-            lowered = self._call.lower(variant.number, ticket, *args, **kwargs)
+            lowered = self._call.lower(number, ticket, *args, **kwargs)
             started = time.perf_counter()
             memory = lowered.compile().memory_analysis()
             return Compiled(
@@ -348,7 +381,9 @@ class Managed:
             )
 
         before = set(self._variants)
-        budget = host_memory().available_bytes if self._budget is None else self._budget
+        budget = self._budget
+        if budget is None:
+            budget = available_memory(platform, (args, kwargs))
         try:
             choice = search(
                 variant.program,
@@ -356,20 +391,23 @@ class Managed:
                 self._min_bytes,
                 compile_program,
                 always_minimum=with_minimum,
+                has_disk=self._tiers is None or bool(self._tiers),
                 index_seconds=variant.index_seconds,
             )
         finally:
             tried = {n: v for n, v in self._variants.items() if n not in before}
             for number in tried:
                 del self._variants[number]
-        chosen = next(v for v in tried.values() if v.candidate is choice.decisions)
-        variant.number, variant.candidate, variant.choice = chosen.number, choice.decisions, choice
-        self._variants[variant.number] = variant
+        number = next(n for n, v in tried.items() if v.candidate is choice.decisions)
+        self._variants[number] = tried[number]
+        replaced, variant.ready = variant.ready, (number, choice)
+        if replaced is not None:
+            del self._variants[replaced[0]]
 
     def _build_call(self, positional: int) -> Any:
         options = self._options
         shifted: dict[str, Any] = {
-            "static_argnums": (0, *(n + 2 for n in options.static_argnums if n >= 0)),
+            "static_argnums": (0, *(n + 2 for n in options.static_argnums)),
             "donate_argnums": tuple(n + 2 for n in options.donate_argnums),
             "donate_argnames": options.donate_argnames or None,
             "static_argnames": options.static_argnames or None,
@@ -403,6 +441,30 @@ class Managed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Bound:
+    """The managed step of a class, bound to one of its objects."""
+
+    step: Managed
+    instance: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step."""
+        return self.step(self.instance, *args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plans the step for these arguments without running it."""
+        return self.step.plan(self.instance, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
+        """Lowers the managed step."""
+        return self.step.lower(self.instance, *args, **kwargs)
+
+    def stats(self) -> StepStats:
+        """What the last completed step moved, of whichever object."""
+        return self.step.stats()
+
+
+@dataclasses.dataclass(frozen=True)
 class ManagedLowered:
     """A lowered managed step; `compile()` gives its executable."""
 
@@ -426,7 +488,17 @@ class ManagedCompiled:
     compiled: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.step._run(self.variant, args, kwargs)
+        if not jax_compat.is_top_level():
+            return self.step(*args, **kwargs)  # which says what to do instead
+        try:
+            return self.step._run(self.variant, args, kwargs)
+        except _OtherSignature:
+            given, expected = signature(self.step._options, args, kwargs), self.variant.signature
+            raise TypeError(
+                "this compiled step was lowered for arguments of other types or structure: "
+                f"{expected.types} with static {expected.static}; it was called with {given.types} "
+                f"and static {given.static}. Call the step itself, or lower it for these."
+            ) from None
 
     def memory_analysis(self) -> Any:
         """XLA's figures for the managed program, without the manager's pool."""

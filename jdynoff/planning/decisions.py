@@ -119,6 +119,7 @@ class Decisions:
     replays: dict[Region, Replay] = dataclasses.field(default_factory=dict)  # by consumer
     spills: list[Spill] = dataclasses.field(default_factory=list)
     min_bytes: int = 0
+    price: float = 0.0  # FLOPs paid for computing again rather than move one byte
 
     def moved(self) -> list[Site]:
         """The sites whose values the manager takes."""

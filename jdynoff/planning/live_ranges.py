@@ -295,7 +295,7 @@ class Simulation:
             operations: set[int] = set()
             while waiting and len(operations) <= _MOST_REPLAYED:
                 operation = waiting.pop().producer
-                if operation is None or not is_cheap(operation):
+                if operation is None or not is_cheap(operation, self.decisions.price):
                     break
                 if operation.position in operations:
                     continue

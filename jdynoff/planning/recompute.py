@@ -13,6 +13,7 @@ moves fewer bytes, because the replay then costs its elementwise chain for nothi
 from __future__ import annotations
 
 from jdynoff import jax_compat
+from jdynoff.planning.cost import flops
 from jdynoff.planning.decisions import Origin, Outer, Own, Replay
 from jdynoff.program.graph import Constant, Operation, Region, Value
 from jdynoff.program.structure import is_scanned, root
@@ -123,16 +124,37 @@ _REDUCTIONS = frozenset(
     ]
 )
 _CHEAP = _ELEMENTWISE | _LAYOUT | _REDUCTIONS
+# Replayed only at a price.
+_PRICED = frozenset(
+    [
+        "conv_general_dilated",
+        "cumlogsumexp",
+        "cummax",
+        "cummin",
+        "cumprod",
+        "cumsum",
+        "dot_general",
+        "gather",
+        "random_bits",
+        "threefry2x32",
+    ]
+)
 _MOST_MISSING = 2  # a value that needs more unavailable products than this is not considered
 
 
-def is_cheap(operation: Operation) -> bool:
-    """Whether replaying `operation` costs less than moving what it makes."""
-    return (
-        operation.kind == "plain"
-        and operation.name in _CHEAP
-        and not jax_compat.has_effects(operation.eqn)
-    )
+def is_cheap(operation: Operation, price: float = 0.0) -> bool:
+    """Whether replaying `operation` costs less than moving what it makes.
+
+    Args:
+      operation: of the step.
+      price: FLOPs that are paid rather than move one byte.
+    """
+    if operation.kind != "plain" or jax_compat.has_effects(operation.eqn):
+        return False
+    if operation.name in _CHEAP:
+        return True
+    made = sum(result.nbytes for result in operation.results)
+    return operation.name in _PRICED and price > 0 and flops(operation) <= price * made
 
 
 def reachable_inputs(
@@ -218,7 +240,7 @@ def _passed(operation: Operation, number: int) -> Value | Constant | None:
 
 
 def choose(
-    region: Region, residuals: dict[Value, int], available: set[Value]
+    region: Region, residuals: dict[Value, int], available: set[Value], price: float = 0.0
 ) -> tuple[set[Value], set[Value], set[Value]]:
     """Splits residuals into kept and rebuilt.
 
@@ -226,11 +248,12 @@ def choose(
       region: the producing region.
       residuals: its values that the consumer needs, with their bytes.
       available: its values that the consumer has anyway.
+      price: FLOPs that are paid rather than move one byte.
 
     Returns:
       (kept residuals, rebuilt residuals, products to be moved instead of residuals).
     """
-    kept, rebuilt, missing = _greedy(region, residuals, available)
+    kept, rebuilt, missing = _greedy(region, residuals, available, price)
     # A product from which several kept residuals follow is moved in their place.
     gain: dict[Value, int] = {}
     for residual in kept:
@@ -245,12 +268,12 @@ def choose(
         if product not in residuals and 0 < 2 * product.nbytes <= saved
     }
     if bases:
-        kept, rebuilt, _ = _greedy(region, residuals, available | bases)
+        kept, rebuilt, _ = _greedy(region, residuals, available | bases, price)
     return kept, rebuilt, bases
 
 
 def _greedy(
-    region: Region, residuals: dict[Value, int], available: set[Value]
+    region: Region, residuals: dict[Value, int], available: set[Value], price: float
 ) -> tuple[set[Value], set[Value], dict[Value, frozenset[Value] | None]]:
     missing: dict[Value, frozenset[Value] | None] = {}
     lacking: dict[Value, frozenset[Value] | None] = {}
@@ -271,7 +294,7 @@ def _greedy(
     for value in region.inputs:
         settle(value, nothing if value in available else frozenset((value,)))
     for operation in region.operations:
-        cheap = is_cheap(operation)
+        cheap = is_cheap(operation, price)
         lacks: frozenset[Value] | None = nothing
         if cheap:
             for operand in operation.operands:

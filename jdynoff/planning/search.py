@@ -55,6 +55,7 @@ def search(
     compile_program: Compile,
     *,
     always_minimum: bool,
+    has_disk: bool = True,
     index_seconds: float = 0.0,
 ) -> Choice:
     """Chooses the decisions for one signature.
@@ -66,24 +67,31 @@ def search(
       compile_program: emits and compiles decisions.
       always_minimum: whether to compile the least-memory program even if the step fits unchanged
         (for a plan, which must name `min_feasible_bytes`).
+      has_disk: whether there is a far tier; without one the pool must hold all that is moved.
       index_seconds: what indexing the program took, for the plan's figures.
 
     Raises:
       BudgetError: if even the least-memory program does not fit.
     """
-    found = _Search(program, budget, min_bytes, compile_program)
+    found = _Search(program, budget, min_bytes, compile_program, has_disk)
     found.planning_seconds = index_seconds
     return found.run(always_minimum)
 
 
 class _Search:
     def __init__(
-        self, program: Program, budget: int | str, min_bytes: int, compile_program: Compile
+        self,
+        program: Program,
+        budget: int | str,
+        min_bytes: int,
+        compile_program: Compile,
+        has_disk: bool,
     ) -> None:
         self.program = program
         self.budget = budget
         self.min_bytes = min_bytes
         self.compile_program = compile_program
+        self.has_disk = has_disk
         self.compiled: dict[int, Compiled] = {}
         self.planning_seconds = 0.0
         self.plain = Simulation(program, Decisions(), residency(program, Decisions()))
@@ -150,7 +158,7 @@ class _Search:
     def compile_between(self, limit: int) -> Choice | None:
         """A program that uses more of the budget and moves less, if one holds the contract."""
         assert self.minimum_memory is not None
-        spare = limit - self.minimum_memory.total_bytes - min_pool_bytes(self.minimum)
+        spare = limit - self.minimum_memory.total_bytes - self.floor(self.minimum)
         simulated = max(self.minimum_simulation.peak(), 1)
         if spare < 0.1 * limit:
             return None
@@ -158,19 +166,19 @@ class _Search:
         if traffic(decisions) >= traffic(self.minimum):
             return None
         memory = self.compile(decisions)
-        if memory.total_bytes + min_pool_bytes(decisions) > limit:
+        if memory.total_bytes + self.floor(decisions) > limit:
             return None
         return self.choice(decisions, memory, limit, "")
 
     def choice(
         self, decisions: Decisions, memory: MemoryUse, limit: int | None, note: str
     ) -> Choice:
-        floor = min_pool_bytes(decisions)
+        floor = self.floor(decisions)
         # Only programs that a search with that budget finds again: the one in between is made for
         # a budget and may happen to need less than the least-memory one.
         known = [plain.total_bytes for plain in (self.plain_memory,) if plain is not None]
         if self.minimum_memory is not None:
-            known.append(self.minimum_memory.total_bytes + min_pool_bytes(self.minimum))
+            known.append(self.minimum_memory.total_bytes + self.floor(self.minimum))
         least = min(known)
         if limit is not None and memory.total_bytes + floor > limit:
             raise self.error(limit, least, decisions)
@@ -207,6 +215,11 @@ class _Search:
         )
         return Choice(decisions, plan)
 
+    def floor(self, decisions: Decisions) -> int:
+        """The smallest pool that the decisions can run with."""
+        held = held_bytes(decisions)
+        return min(held, _MIN_POOL_BYTES) if self.has_disk else held
+
     def error(self, limit: int, least: int, decisions: Decisions) -> BudgetError:
         simulation = Simulation(self.program, decisions, residency(self.program, decisions))
         largest = simulation.largest_at_peak()
@@ -235,11 +248,6 @@ def held_bytes(decisions: Decisions) -> int:
     return sum(
         -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries for site in decisions.moved()
     )
-
-
-def min_pool_bytes(decisions: Decisions) -> int:
-    """The smallest pool with which transfers still overlap the computation."""
-    return min(held_bytes(decisions), _MIN_POOL_BYTES)
 
 
 def offloaded_bytes(decisions: Decisions) -> int:

@@ -31,17 +31,20 @@ from jdynoff.program.structure import (
 DEFAULT_MIN_BYTES = 16 * 1024
 
 
-def find_sites(program: Program, min_bytes: int = DEFAULT_MIN_BYTES) -> Decisions:
+def find_sites(
+    program: Program, min_bytes: int = DEFAULT_MIN_BYTES, price: float = 0.0
+) -> Decisions:
     """Returns the sites, replays and rebuilt residuals of a program's control flow.
 
     Args:
       program: the step.
       min_bytes: arrays smaller than this are never moved.
+      price: FLOPs that are paid for computing again rather than move one byte.
 
     Returns:
       Decisions without straight-line spills.
     """
-    decisions = Decisions(min_bytes=min_bytes)
+    decisions = Decisions(min_bytes=min_bytes, price=price)
     for region in program.regions:
         if not region.in_predicate:
             _find_in(region, program.top, decisions)
@@ -53,10 +56,8 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
     for operation in region.operations:
         if operation.kind not in ("scan", "cond"):
             continue
-        for value in operation.results:
-            if value.nbytes == 0 or not value.uses or value.output_positions:
-                continue  # an output of the region is alive to its end in any case
-            site = _candidate(value, decisions.min_bytes)
+        for values in _forwarded(operation):
+            site = _candidate(values, decisions.min_bytes)
             if site is not None:
                 candidates.append(site)
     groups: dict[tuple[Region, Region], list[_Reading]] = {}
@@ -73,8 +74,21 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
         recompute.prune(replay, around)
         if replay.rebuilds or replay.origins:
             decisions.replays[replay.consumer] = replay
+    reasons = {leaf: reason for (leaf, _), reason in rebuilt.items()}
     for site in candidates:
-        _settle(site, rebuilt, decisions)
+        _settle(site, rebuilt, reasons, decisions)
+
+
+def _forwarded(operation: Operation) -> list[list[Value]]:
+    """The results that may be moved; those that are one array inside are together."""
+    groups: dict[tuple[int, ...], list[Value]] = {}
+    for value in operation.results:
+        if value.nbytes == 0 or not value.uses or value.output_positions:
+            continue  # an output of the region is alive to its end in any case
+        carried = operation.kind == "scan" and value.index < operation.spec.num_carry
+        inside = tuple(id(body.outputs[value.index]) for body in operation.bodies)
+        groups.setdefault((value.index,) if carried else inside, []).append(value)
+    return list(groups.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +130,12 @@ def _readings(site: Site) -> list[_Reading]:
     return found
 
 
-def _settle(site: Site, rebuilt: dict[tuple[Leaf, Value], str], decisions: Decisions) -> None:
+def _settle(
+    site: Site,
+    rebuilt: dict[tuple[Leaf, Value], str],
+    reasons: dict[Leaf, str],
+    decisions: Decisions,
+) -> None:
     """Takes the rebuilt readings out of a site; without any left it is rebuilt as a whole."""
     assert site.node is not None
     node = _without(site.node, rebuilt)
@@ -126,9 +145,9 @@ def _settle(site: Site, rebuilt: dict[tuple[Leaf, Value], str], decisions: Decis
         site.readers = {leaf.produced: len(leaf.consumed) for leaf in leaves(node)}
         decisions.sites.append(site)
         return
-    reading = next(reading for reading in rebuilt if reading[0] in leaves(site.node))
+    reason = next(reasons[leaf] for leaf in leaves(site.node) if leaf in reasons)
     decisions.rebuilt.append(
-        Rebuild(site.leaf, site.node, site.entry_bytes, site.entries, site.source, rebuilt[reading])
+        Rebuild(site.leaf, site.node, site.entry_bytes, site.entries, site.source, reason)
     )
 
 
@@ -148,12 +167,24 @@ def _without(node: Node | None, rebuilt: dict[tuple[Leaf, Value], str]) -> Node 
     return Leaf(node.produced, left) if left else None
 
 
-def _candidate(value: Value, min_bytes: int) -> Site | None:
-    uses = tuple(use for use in value.uses if _is_structural(value, use))
+def _candidate(values: list[Value], min_bytes: int) -> Site | None:
+    """The site of results that are one array inside."""
+    value = values[0]
+    structural = {
+        (operation.position, number): (operation, number)
+        for one in values
+        for operation, number in one.uses
+        if _is_structural(one, (operation, number))
+    }
+    uses = tuple(structural[place] for place in sorted(structural))
     if not uses:
         return None
-    first = min(operation.position for operation, _ in uses)
-    if any(use not in uses and use[0].position >= first for use in value.uses):
+    first = uses[0][0].position
+    if any(
+        operation.position >= first and (operation.position, number) not in structural
+        for one in values
+        for operation, number in one.uses
+    ):
         return None  # something else needs all of it while it would be away
     node = match(value, uses)
     if node is None:
@@ -261,7 +292,7 @@ def _reduce(
         else:
             first[produced] = reading
     residuals = {produced: reading.site.entry_bytes for produced, reading in first.items()}
-    kept, again, bases = recompute.choose(producer, residuals, set(replay.origins))
+    kept, again, bases = recompute.choose(producer, residuals, set(replay.origins), decisions.price)
     for produced, reading in first.items():
         if produced in again or produced in replay.origins:
             replay.rebuilds[reading.consumed] = produced

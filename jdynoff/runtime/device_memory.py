@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+
+import jax
+
+from jdynoff.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,3 +111,36 @@ def host_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> HostMem
         if source == "unknown" or left < available:
             available, source = left, f"memory cgroup limit of {limit} bytes"
     return HostMemory(available, source, limit_bytes)
+
+
+def available_memory(platform: str, arguments: Any) -> int:
+    """Find the budget of a step whose user names none.
+
+    Args:
+        platform: Of the step's device.
+        arguments: The step's arguments; those that are arrays already occupy a part of what the
+            step may use.
+
+    Returns:
+        Bytes: what this process may still use and what the arguments occupy; on a device with a
+        memory of its own, that memory.
+
+    Raises:
+        ConfigurationError: If the device is only described, or does not tell.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "sharding")]
+    if platform == "cpu":
+        arrays = {id(leaf): leaf for leaf in leaves if isinstance(leaf, jax.Array)}
+        return host_memory().available_bytes + sum(array.nbytes for array in arrays.values())
+    device = next(
+        (next(iter(leaf.sharding.device_set)) for leaf in leaves if leaf.sharding is not None),
+        None,
+    )
+    try:
+        limit = int((device or jax.devices(platform)[0]).memory_stats()["bytes_limit"])
+    except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the device of this step ({device or platform}) does not say how much memory it has; "
+            'give jdynoff.managed a budget, e.g. budget="80GiB" or budget="min".'
+        ) from error
+    return limit

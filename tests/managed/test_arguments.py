@@ -139,3 +139,87 @@ def test_the_wrapper_looks_like_the_step() -> None:
 def test_the_default_minimum_leaves_small_arrays_alone() -> None:
     managed = jdynoff.managed(quick(descend(loss)), budget="min")
     assert managed.plan(weights(), batch()).offloaded_bytes == 0
+
+
+def test_a_method_is_managed_like_a_function() -> None:
+    class Trainer:
+        def __init__(self, power: int) -> None:
+            self.power = power
+
+        @jdynoff.managed(budget="min", min_bytes=1)
+        @functools.partial(jax.jit, static_argnums=0)
+        def step(self, parameters: Any, x: jax.Array) -> Any:
+            return jax.value_and_grad(loss)(parameters, x, self.power)
+
+    arguments = (weights(), batch())
+    for power in (2, 4):
+        trainer = Trainer(power)
+        expected = quick(jax.value_and_grad(loss), static_argnums=2)(*arguments, power)
+        assert jnp.allclose(trainer.step(*arguments)[0], expected[0], rtol=1e-6)
+        assert trainer.step.plan(*arguments).sites
+        assert trainer.step.stats().bytes_offloaded > 0
+
+
+def test_argument_numbers_may_count_from_the_end() -> None:
+    def step(x: jax.Array, parameters: Any, power: int) -> Any:
+        return jax.value_and_grad(loss)(parameters, x, power)
+
+    options = {"static_argnums": -1, "donate_argnums": -2}
+    managed = jdynoff.managed(quick(step, **options), budget="min", min_bytes=1)
+    given = weights()
+    found = managed(batch(), given, 2)
+    assert same_bits(found, quick(step, static_argnums=2)(batch(), weights(), 2))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+def test_options_of_jax_that_change_a_trace_are_part_of_the_signature() -> None:
+    def step(parameters: Any, x: jax.Array) -> Any:
+        value, gradient = jax.value_and_grad(loss)(parameters, x)
+        return value, gradient, jnp.arange(3.0) + 0.5
+
+    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1)
+    arguments = (weights(), batch())
+    assert managed(*arguments)[2].dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert managed(*arguments)[2].dtype == jnp.float64
+    assert managed(*arguments)[2].dtype == jnp.float32
+
+
+def test_calls_do_not_look_at_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with one signature, nor with several, nor after a plan that chose anew."""
+    managed = jdynoff.managed(quick(descend(loss)), min_bytes=1)
+    small, large = (weights(), batch()), (weights(), jnp.concatenate([batch(), batch()]))
+    managed(*small)
+    managed.plan(*small)  # compiles the least-memory program too
+    counted: list[int] = []
+    whole = jdynoff.managed.__globals__["signature"]
+    monkeypatch.setitem(
+        jdynoff.managed.__globals__,
+        "signature",
+        lambda *args: counted.append(1) or whole(*args),
+    )
+    managed(*small)  # the program that the plan chose
+    counted.clear()
+    for _ in range(3):
+        managed(*small)
+    assert not counted
+    managed(*large)
+    managed(*small)
+    counted.clear()
+    for arguments in (small, large, large, small):
+        managed(*arguments)
+    assert not counted
+
+
+def test_a_compiled_step_refuses_other_types() -> None:
+    managed = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    compiled = managed.lower(weights(), batch()).compile()
+    assert same_bits(compiled(weights(), batch()), managed(weights(), batch()))
+    with pytest.raises(TypeError, match="lowered for arguments of other types"):
+        compiled(weights(), jnp.concatenate([batch(), batch()]))
+
+
+def test_shapes_of_results_are_known_without_planning() -> None:
+    managed = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    shapes = managed.eval_shape(weights(), batch())
+    assert shapes[0].shape == ()

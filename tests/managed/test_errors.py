@@ -161,7 +161,7 @@ def test_debug_nans_names_the_output_that_holds_nan() -> None:
 
 def test_export_of_a_managed_step_is_refused() -> None:
     step = jdynoff.managed(quick(descend(scan_loss)), budget="min", min_bytes=1)
-    with pytest.raises((jdynoff.TransformError, TypeError, ValueError)):
+    with pytest.raises(jdynoff.TransformError, match="__wrapped__"):
         jax.export.export(step)(weights(), batch())
 
 
