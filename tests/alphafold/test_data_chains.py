@@ -128,21 +128,35 @@ def test_of_two_residue_types_at_one_place_the_more_occupied_stays() -> None:
     assert chain.all_atom_mask[:, CA].tolist() == [1, 1, 1]
 
 
-def test_author_names_win_over_mmcif_label_names() -> None:
-    rows = "".join(
+ATOM_SITE = [
+    "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id",
+    "label_asym_id", "label_entity_id", "label_seq_id", "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y",
+    "Cartn_z", "occupancy", "B_iso_or_equiv", "auth_seq_id", "auth_asym_id", "pdbx_PDB_model_num",
+]  # fmt: skip
+BACKBONE = (("N", -1.2), ("CA", 0.0), ("C", 1.3))
+
+
+def loop(category: str, columns: list[str], rows: list[str]) -> str:
+    names = "".join(f"_{category}.{column}\n" for column in columns)
+    return f"loop_\n{names}" + "".join(f"{row}\n" for row in rows) + "#\n"
+
+
+def mmcif_rows(number: int, *, label: str = "A", author: str = "A") -> list[str]:
+    return [
         f"ATOM {10 * number + slot} {name[0]} {name} . ALA {label} 1 {number} ? "
-        f"{3.8 * number + shift:.3f} {float(slot)} 0.0 1.0 20.0 {number} {author} 1\n"
+        f"{3.8 * number + shift:.3f} {float(slot)} 0.0 1.0 20.0 {number} {author} 1"
+        for slot, (name, shift) in enumerate(BACKBONE)
+    ]
+
+
+def test_author_names_win_over_mmcif_label_names() -> None:
+    rows = [
+        row
         for label, author in (("A", "B"), ("B", "A"))
         for number in range(1, 4 if author == "A" else 5)
-        for slot, (name, shift) in enumerate((("N", -1.2), ("CA", 0.0), ("C", 1.3)))
-    )
-    columns = (
-        "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id "
-        "label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy "
-        "B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
-    )
-    header = "".join(f"_atom_site.{column}\n" for column in columns.split())
-    data = f"data_X\nloop_\n{header}{rows}#\n".encode()
+        for row in mmcif_rows(number, label=label, author=author)
+    ]
+    data = f"data_X\n{loop('atom_site', ATOM_SITE, rows)}".encode()
     assert len(parse_chain(data, "A", source="x.cif").sequence) == 3
     assert len(parse_chain(data, "B", source="x.cif").sequence) == 4
 
@@ -223,6 +237,122 @@ def test_files_without_atoms_are_refused(data: bytes, kind: str) -> None:
     with pytest.raises(DataError) as caught:
         parse_protein_file(data, source="x.cif")
     assert caught.value.kind == kind
+
+
+def mmcif(rows: list[str], *, seen: range = range(1, 6), length: int = 5) -> bytes:
+    """A chain of alanines with its sequence and the scheme of which residues were seen."""
+    numbers = range(1, length + 1)
+    scheme = [f"A {n} ALA {'ALA' if n in seen else '?'}" for n in numbers]
+    return (
+        "data_1ABC\n#\n_entry.id 1ABC\n#\n_entity.id 1\n_entity.type polymer\n#\n"
+        "_entity_poly.entity_id 1\n_entity_poly.type 'polypeptide(L)'\n#\n"
+        + loop("entity_poly_seq", ["entity_id", "num", "mon_id"], [f"1 {n} ALA" for n in numbers])
+        + loop("struct_asym", ["id", "entity_id"], ["A 1"])
+        + loop("pdbx_poly_seq_scheme", ["asym_id", "seq_id", "mon_id", "auth_mon_id"], scheme)
+        + loop("atom_site", ATOM_SITE, rows)
+    ).encode()
+
+
+def residues(*numbers: int) -> list[str]:
+    return [row for number in numbers for row in mmcif_rows(number)]
+
+
+def test_a_file_that_tells_seen_from_unseen_residues_is_read() -> None:
+    chain = parse_chain(mmcif(residues(1, 2, 4), seen=(1, 2, 4)), "A", source="x.cif")
+    assert chain.all_atom_mask[:, CA].tolist() == [1, 1, 0, 1, 0]
+    assert chain.pdb_id == "1abc"
+
+
+def test_residues_that_were_seen_must_have_atoms() -> None:
+    data = mmcif(residues(1, 2, 3))
+    with pytest.raises(DataError, match=r"no atoms of 2 residues .* number 4") as caught:
+        parse_chain(data, "A", source="x.cif")
+    assert (caught.value.kind, caught.value.line) == ("truncated", data.count(b"\n"))
+
+
+@pytest.mark.parametrize("number", [0, -3, 6, 999_999, 1])
+def test_a_residue_outside_its_sequence_or_twice_in_it_is_an_error(number: int) -> None:
+    rows = residues(1, 2, 3, 4, 5)
+    rows[12:] = [row.replace(" 1 5 ?", f" 1 {number} ?") for row in rows[12:]]
+    data = mmcif(rows, seen=range(1, 5))
+    with pytest.raises(DataError, match=f"its number {number} in the sequence") as caught:
+        parse_chain(data, "A", source="x.cif")
+    assert data.split(b"\n")[caught.value.line - 1].startswith(b"ATOM 50 ")
+
+
+@pytest.mark.parametrize("column", ["Cartn_x", "Cartn_z", "occupancy", "B_iso_or_equiv"])
+@pytest.mark.parametrize("value", ["abc", "nan", "1e999"])
+def test_an_atom_without_numbers_is_an_error_with_its_line(column: str, value: str) -> None:
+    rows = residues(1, 2, 3, 4, 5)
+    fields = rows[7].split()
+    fields[ATOM_SITE.index(column)] = value
+    rows[7] = " ".join(fields)
+    data = mmcif(rows)
+    with pytest.raises(DataError, match="atom CA of residue ALA 3 has a coord") as caught:
+        parse_chain(data, "A", source="x.cif")
+    assert data.split(b"\n")[caught.value.line - 1].startswith(b"ATOM 31 ")
+
+
+@pytest.mark.parametrize("value", ["?", "."])
+def test_an_atom_of_unknown_place_is_an_error(value: str) -> None:
+    rows = residues(1, 2, 3, 4, 5)
+    fields = rows[7].split()
+    fields[ATOM_SITE.index("Cartn_y")] = value
+    rows[7] = " ".join(fields)
+    with pytest.raises(DataError, match="atom CA of residue ALA 3 has a coordinate"):
+        parse_chain(mmcif(rows), "A", source="x.cif")
+
+
+@pytest.mark.parametrize("value", ["     abc", "        ", " 1.0x000", "     nan", "********"])
+def test_a_pdb_coordinate_that_is_no_number_is_an_error_with_its_line(value: str) -> None:
+    data = pdb(*(backbone("ALA", number) for number in range(1, 5))).decode().splitlines()
+    data[7] = data[7][:38] + value + data[7][46:]
+    with pytest.raises(DataError, match="coordinates that are no numbers") as caught:
+        parse_chain("\n".join(data).encode(), "A", source="x.pdb")
+    assert caught.value.line == 8
+
+
+@needs_proteins
+@pytest.mark.parametrize(
+    ("path", "chain_id"),
+    [
+        ("bytedance__Protenix/scripts/msa/data/mmcif/1k1a.cif", "A"),
+        ("aqlaboratory__openfold/tests/test_data/mmcifs/2q2k.cif", "B"),
+        ("Zarckranos__docking_modularization/1a2y.pdb", "B"),
+    ],
+)
+def test_a_file_of_the_archive_cut_between_two_atoms_is_an_error(path: str, chain_id: str) -> None:
+    lines = (ROOT / path).read_text().splitlines(keepends=True)
+    atoms = [number for number, line in enumerate(lines) if line.startswith("ATOM")]
+    assert read_chain(ROOT / path, chain_id).num_resolved
+    for kept in (atoms[len(atoms) // 3], atoms[-1]):
+        with pytest.raises(DataError, match="truncated") as caught:
+            parse_chain("".join(lines[:kept]).encode(), chain_id, source=path)
+        assert caught.value.kind == "truncated"
+        assert caught.value.line == kept
+
+
+@needs_proteins
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_file_is_read_or_is_a_data_error(seed: int, tmp_path) -> None:
+    """Whatever a byte or a field becomes, no other exception comes out and no NaN goes in."""
+    rng = np.random.default_rng(seed)
+    whole = (ROOT / "aqlaboratory__openfold/tests/test_data/mmcifs/1psm.cif").read_bytes()
+    lines = whole.split(b"\n")
+    # Most of a file is of no interest to a reader.
+    places = [n for n, line in enumerate(lines) if line.startswith((b"ATOM", b"_entity", b"A 1"))]
+    for number in rng.choice(places, size=3):
+        fields = lines[number].split(b" ")
+        odd = [b"?", b"", b"-1", b"x", b"1e9", b"'", b"99999999999", b"\xff", b"loop_"]
+        fields[rng.integers(len(fields))] = odd[rng.integers(len(odd))]
+        lines[number] = b" ".join(fields)
+    path = tmp_path / "odd.cif"
+    path.write_bytes(b"\n".join(lines))
+    try:
+        positions = read_chain(path, "A").all_atom_positions
+    except DataError:
+        return
+    assert np.isfinite(positions).all()
 
 
 @needs_proteins

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from models.alphafold.data.chain_data_cache import (
 )
 from models.alphafold.data.datasets import (
     Concatenated,
+    TableOfFiles,
     load_entry,
     openfold_folder,
     require_trainable,
@@ -25,6 +27,7 @@ from models.alphafold.data.datasets import (
 from models.alphafold.data.errors import DataError, SkipCounter, SkippedDataWarning
 from models.alphafold.data.residues import CA
 from models.alphafold.data.shared_proteins import NAMES, default_root, shared_proteins
+from models.alphafold.data.templates import read_release_dates
 
 ROOT = default_root()
 pytestmark = pytest.mark.skipif(ROOT is None, reason="the shared proteins are not here")
@@ -148,20 +151,108 @@ def test_openfold_folder_finds_structures_alignments_and_hits(folder: Path) -> N
 def test_openfold_folder_takes_templates_from_hits(folder: Path) -> None:
     structure = (ROOT / "bytedance__Protenix/scripts/msa/data/mmcif/5zyh.cif").read_bytes()
     (folder / "templates/6xux.cif.gz").write_bytes(gzip.compress(structure))
-    counter = SkipCounter(policy="skip")
+    # A prediction has no date, so that no template is too late for it.
     dataset = openfold_folder(
-        folder / "data", folder / "alignments", folder / "templates", template_counter=counter
+        folder / "data", folder / "alignments", folder / "templates", is_distillation=True
     )
-    with pytest.warns(SkippedDataWarning):
-        protein = dataset[0]
-    # The file under that name is another protein: refused, and counted as such.
+    protein = dataset[0]
+    # The file under that name is another protein: refused, and the protein says so.
     assert protein.templates == ()
-    assert counter.counts == {"template-sequence": 1, "template-missing": 1}
+    assert [fault.kind for fault in protein.template_faults] == [
+        "template-sequence",
+        "template-missing",
+    ]
+    strict = dataclasses.replace(dataset, template_policy="raise")
+    with pytest.raises(DataError, match="different versions"):
+        strict[0]
+
+
+HIT_OF_1A2Y = "6xux"
+
+
+def with_template(folder: Path, date: str) -> TableOfFiles:
+    """The antibody, of 1 January 2023, and the file of one hit, released on a date.
+
+    The file holds another protein, so it is refused once it has passed for its date; what a test
+    looks at is whether it came so far.
+    """
+    other = shared_proteins(names=("5zyh_A",)).entries[0].structure.read_text()
+    (folder / f"templates/{HIT_OF_1A2Y}.cif").write_text(
+        re.sub(r"\b20\d\d-\d\d-\d\d\b", date, other)
+    )
+    target = gzip.decompress((folder / "data/1a2y.pdb.gz").read_bytes())
+    (folder / "data/1a2y.pdb.gz").write_bytes(
+        gzip.compress(target.replace(b"13-JAN-98", b"01-JAN-23"))
+    )
+    return openfold_folder(folder / "data", folder / "alignments", folder / "templates")
+
+
+def was_considered(dataset: TableOfFiles, index: int = 0) -> bool:
+    return "template-sequence" in [fault.kind for fault in dataset[index].template_faults]
+
+
+@pytest.mark.parametrize(
+    ("date", "latest", "opened"),
+    [
+        ("2022-11-02", None, True),
+        # Within 60 days of the target, and after it.
+        ("2022-11-03", None, False),
+        ("2023-06-01", None, False),
+        ("2022-11-02", "2022-11-01", False),
+        ("2022-11-02", "2022-11-02", True),
+    ],
+)
+def test_templates_are_older_than_the_run_allows_and_than_the_target(
+    date: str, latest: str | None, opened: bool, folder: Path
+) -> None:
+    dataset = dataclasses.replace(with_template(folder, date), max_template_date=latest)
+    assert was_considered(dataset) == opened
+
+
+def test_a_release_dates_cache_spares_opening_files(folder: Path) -> None:
+    dataset = with_template(folder, "2020-01-01")
+    assert was_considered(dataset)
+    path = folder / "dates.json"
+    path.write_text(json.dumps({HIT_OF_1A2Y.upper(): "2022-12-31"}))
+    dated = dataclasses.replace(dataset, release_dates=read_release_dates(path))
+    assert not was_considered(dated)
+    for text in ("[]", '{"a": 3}', '{"a": "soon"}', "{"):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"dates\.json"):
+            read_release_dates(path)
+
+
+def test_a_renamed_target_is_not_its_own_template(folder: Path) -> None:
+    dataset = with_template(folder, "2020-01-01")
+    own = dataclasses.replace(dataset.entries[0], structure=folder / "data/renamed.pdb")
+    text = gzip.decompress((folder / "data/1a2y.pdb.gz").read_bytes()).decode()
+    own.structure.write_text(text.replace("1A2Y", HIT_OF_1A2Y.upper()))
+    assert not was_considered(dataclasses.replace(dataset, entries=(own,)))
+    own.structure.write_text(text.replace("1A2Y", "9ZZZ"))
+    assert was_considered(dataclasses.replace(dataset, entries=(own,)))
+
+
+@pytest.mark.parametrize("name", ["6KWC", "AF-6KWC_F1-model", "predicted"])
+def test_a_folder_named_as_its_file_means_the_only_chain(name: str, folder: Path) -> None:
+    source = shared_proteins(names=("6kwc_A",)).entries[0]
+    shutil.copy(source.structure, folder / f"data/{name}.pdb")
+    (folder / "predicted_sets" / name).mkdir(parents=True)
+    shutil.copy(source.alignments[0], folder / "predicted_sets" / name / "hits.a3m")
+    dataset = openfold_folder(folder / "data", folder / "predicted_sets", is_distillation=True)
+    assert dataset.name(0) == name
+    assert len(dataset[0].chain.sequence) == 191
+
+
+def test_a_folder_without_chain_name_needs_a_file_of_one_chain(folder: Path) -> None:
+    (folder / "alignments/2q2k_A").rename(folder / "alignments/2q2k")
+    dataset = openfold_folder(folder / "data", folder / "alignments")
+    with pytest.raises(DataError, match="has the protein chains A, B, and nothing says which"):
+        dataset[1]
 
 
 def test_chains_without_structure_raise_or_are_counted(folder: Path) -> None:
     (folder / "alignments/9zzz_A").mkdir()
-    with pytest.raises(DataError, match=r"no 9zzz\.cif or \.pdb"):
+    with pytest.raises(DataError, match=r"no 9zzz\.cif or \.pdb nor 9zzz_A\.cif"):
         openfold_folder(folder / "data", folder / "alignments")
     counter = SkipCounter(policy="skip")
     with pytest.warns(SkippedDataWarning, match="9zzz"):

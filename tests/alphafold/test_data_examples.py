@@ -30,6 +30,8 @@ CONFIG = FeatureConfig(
     crop_size=16, max_msa_clusters=6, max_extra_msa=10, max_templates=2, max_recycling_iters=3
 )
 
+SMALLEST = dataclasses.replace(CONFIG, max_msa_clusters=1, max_extra_msa=1, max_templates=0)
+
 
 def made_protein(length: int = LENGTH, rows: int = 30) -> Protein:
     rng = np.random.default_rng(length)
@@ -97,6 +99,23 @@ def test_crops_are_contiguous_and_reach_every_residue() -> None:
     assert starts == set(range(LENGTH - CONFIG.crop_size + 1))
 
 
+def test_crops_of_unclamped_examples_lie_towards_the_start() -> None:
+    starts = {
+        clamp: [
+            int(make_example(PROTEIN, config, index=index)["residue_index"][0])
+            for index in range(300)
+        ]
+        for clamp, config in (
+            (clamp, dataclasses.replace(SMALLEST, clamp_prob=clamp)) for clamp in (0.0, 1.0)
+        )
+    }
+    last = LENGTH - CONFIG.crop_size
+    # Uniform between 0 and a uniform number has a quarter of the range as its mean.
+    assert np.mean(starts[1.0]) == pytest.approx(last / 2, abs=1.5)
+    assert np.mean(starts[0.0]) == pytest.approx(last / 4, abs=1.5)
+    assert max(starts[0.0]) > last - 5
+
+
 def test_short_chains_are_padded_to_the_crop_with_zero_masks() -> None:
     short = made_protein(length=10)
     example = make_example(short, CONFIG)
@@ -137,8 +156,7 @@ def test_recycling_axis_resamples_the_alignment_and_repeats_the_rest() -> None:
 
 
 def test_recycling_numbers_are_uniform_and_clamping_is_frequent() -> None:
-    config = dataclasses.replace(CONFIG, max_msa_clusters=1, max_extra_msa=1, max_templates=0)
-    examples = [make_example(PROTEIN, config, index=index) for index in range(400)]
+    examples = [make_example(PROTEIN, SMALLEST, index=index) for index in range(400)]
     counts = np.bincount([int(example["num_iter_recycling"]) for example in examples])
     assert len(counts) == 4
     assert counts.min() > 70

@@ -44,14 +44,17 @@ DATASET = InMemory(tuple(made_protein(f"p{n}", "ACDEFGHIKLMNPQRS"[: 9 + n]) for 
 
 @dataclasses.dataclass(frozen=True)
 class WithBadFiles:
-    """A data set in which the proteins of some indices cannot be read."""
+    """A data set in which the proteins of some indices cannot be read, and some in a new way."""
 
     bad: tuple[int, ...]
+    odd: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(DATASET)
 
     def __getitem__(self, index: int) -> Protein:
+        if index in self.odd:
+            raise IndexError("list index out of range")
         if index in self.bad:
             raise DataError("row too short", source=f"p{index}.a3m", line=3, kind="row-length")
         return DATASET[index]
@@ -127,6 +130,47 @@ def test_bad_files_are_skipped_and_counted_on_request() -> None:
     assert counter.counts == {"row-length": 4}
     assert counter.summary() == "4 skipped (row-length: 4)"
     assert loader.position == 14
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_no_reader_foresaw_is_counted_too(workers: int) -> None:
+    counter = SkipCounter(policy="skip")
+    once = dataclasses.replace(LOADING, num_epochs=1, num_workers=workers)
+    loader = ExampleLoader(WithBadFiles((2,), odd=(4,)), CONFIG, once, counter=counter)
+    with pytest.warns(SkippedDataWarning) as found:
+        assert len(take(loader, 100)) == 5
+    said = " ".join(str(warning.message) for warning in found)
+    assert "p4: cannot be used (IndexError: list index out of range)" in said
+    assert counter.counts == {"row-length": 1, "unforeseen": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class WithBadTemplates:
+    """The data set, each protein with the same bad template and one of its own."""
+
+    def __len__(self) -> int:
+        return len(DATASET)
+
+    def __getitem__(self, index: int) -> Protein:
+        faults = [
+            DataError("cut short", source=f"{name}.cif", kind="truncated")
+            for name in ("all", f"of_{index}")
+        ]
+        return dataclasses.replace(DATASET[index], template_faults=tuple(faults))
+
+    def name(self, index: int) -> str:
+        return DATASET.name(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_templates_are_counted_once_each_in_one_process(workers: int) -> None:
+    counter = SkipCounter(policy="skip")
+    twice = dataclasses.replace(LOADING, num_epochs=2, num_workers=workers)
+    loader = ExampleLoader(WithBadTemplates(), CONFIG, twice, template_counter=counter)
+    with pytest.warns(SkippedDataWarning) as found:
+        assert len(take(loader, 100)) == 14
+    assert counter.counts == {"truncated": 8}
+    assert len(found) == 8
 
 
 def test_when_every_file_is_bad_the_run_ends_with_an_error() -> None:

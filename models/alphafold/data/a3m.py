@@ -19,7 +19,7 @@ from models.alphafold.data.alignment import (
     require_rows_with_residues,
     tokens_of_rows,
 )
-from models.alphafold.data.errors import DataError
+from models.alphafold.data.errors import DataError, parsing
 from models.alphafold.data.residues import GAP
 from models.alphafold.data.text_source import read_bytes
 
@@ -29,7 +29,8 @@ _NOT_ALIGNED = _LOWER_CASE + b"."
 
 def read_a3m(path: str | Path, *, max_rows: int | None = None) -> Alignment:
     """Read an A3M file, plain or gzip. See `parse_a3m`."""
-    return parse_a3m(read_bytes(path), source=str(path), max_rows=max_rows)
+    with parsing(str(path)):
+        return parse_a3m(read_bytes(path), source=str(path), max_rows=max_rows)
 
 
 def parse_a3m(data: bytes, *, source: str, max_rows: int | None = None) -> Alignment:

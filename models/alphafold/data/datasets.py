@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,11 +26,16 @@ from models.alphafold.data.alignment import (
     single_sequence,
 )
 from models.alphafold.data.chains import Chain, onto_full_sequence, read_chain
-from models.alphafold.data.errors import DataError, SkipCounter
+from models.alphafold.data.errors import BadFilePolicy, DataError, FaultList, SkipCounter
 from models.alphafold.data.examples import Protein
 from models.alphafold.data.hhr import TemplateHit, read_hhr
 from models.alphafold.data.stockholm import read_stockholm
-from models.alphafold.data.templates import Template, load_templates, template_from_chain
+from models.alphafold.data.templates import (
+    Template,
+    latest_template_date,
+    load_templates,
+    template_from_chain,
+)
 from models.alphafold.data.text_source import find_plain_or_gzip
 
 # Searches come in this order in the merged alignment; other files follow by name.
@@ -124,7 +129,7 @@ class FileEntry:
     Attributes:
         name: id, "file_chain".
         structure: mmCIF or PDB file.
-        chain: author name of the chain.
+        chain: author name of the chain; None for the only protein chain of the file.
         alignments: A3M or Stockholm files of one query, in the order of merging; () for none.
         hits: HHR file of a template search, or None.
         template_chains: further templates, as (structure file, chain), of nearly the same protein.
@@ -135,7 +140,7 @@ class FileEntry:
 
     name: str
     structure: Path
-    chain: str
+    chain: str | None
     alignments: tuple[Path, ...]
     hits: Path | None = None
     template_chains: tuple[tuple[Path, str], ...] = ()
@@ -150,17 +155,19 @@ class TableOfFiles:
     Attributes:
         entries: in the order of their indices.
         template_mmcif_dir: folder of template mmCIFs named by the hits; None uses no hits.
-        template_counter: what to do with templates that cannot be used. Worker processes count
-            each for itself, so there the warnings are the record.
+        template_policy: "skip" leaves out templates that cannot be used, and the protein says why
+            (`Protein.template_faults`); "raise" makes them an error.
         max_template_date: leave out templates released after this "YYYY-MM-DD"; None keeps all.
+            Those of an experimental target must also be older than itself.
+        release_dates: of template entries by lower-case name, so that files of later ones need
+            not be opened; None opens all.
     """
 
     entries: tuple[FileEntry, ...]
     template_mmcif_dir: Path | None = None
-    template_counter: SkipCounter = dataclasses.field(
-        default_factory=lambda: SkipCounter(policy="skip"), compare=False
-    )
+    template_policy: BadFilePolicy = "skip"
     max_template_date: str | None = None
+    release_dates: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -170,8 +177,9 @@ class TableOfFiles:
         return load_entry(
             entry,
             template_mmcif_dir=self.template_mmcif_dir,
-            template_counter=self.template_counter,
+            template_policy=self.template_policy,
             max_template_date=self.max_template_date,
+            release_dates=self.release_dates,
         )
 
     def name(self, index: int) -> str:
@@ -185,23 +193,26 @@ def openfold_folder(
     template_mmcif_dir: str | Path | None = None,
     *,
     counter: SkipCounter | None = None,
-    template_counter: SkipCounter | None = None,
+    template_policy: BadFilePolicy = "skip",
     max_template_date: str | None = None,
+    release_dates: Mapping[str, str] | None = None,
     is_distillation: bool = False,
 ) -> TableOfFiles:
     """Find the proteins of an OpenFold-style folder.
 
     Each folder `alignment_dir/<file>_<chain>/` is one protein; its `.a3m` and `.sto` files, at
     any depth, are its alignments and its `.hhr` file its template hits; its structure is
-    `data_dir/<file>.cif` or `.pdb`, plain or gzip.
+    `data_dir/<file>.cif` or `.pdb`, plain or gzip. A folder `<file>/` means the only protein chain
+    of that file, as sets of predicted structures have it.
 
     Args:
         data_dir: folder of structures.
         alignment_dir: folder of alignment folders.
         template_mmcif_dir: folder of template mmCIFs, or None to use no templates.
         counter: what to do with chains whose structure or alignment is missing; None raises.
-        template_counter: the same for templates; None skips them with a counted warning.
+        template_policy: the same for templates, see `TableOfFiles`.
         max_template_date: leave out templates released after this "YYYY-MM-DD".
+        release_dates: of template entries by lower-case name.
         is_distillation: the structures are predictions with pLDDT in their B-factors.
 
     Raises:
@@ -227,22 +238,21 @@ def openfold_folder(
     return TableOfFiles(
         tuple(entries),
         Path(template_mmcif_dir) if template_mmcif_dir else None,
-        template_counter or SkipCounter(policy="skip"),
+        template_policy,
         max_template_date,
+        release_dates,
     )
 
 
 def _openfold_entry(data_dir: Path, folder: Path, is_distillation: bool) -> FileEntry:
-    file_id, _, chain = folder.name.rpartition("_")
-    if not file_id:
-        raise DataError("is not named <file>_<chain>", source=str(folder), kind="malformed")
-    structure = None
-    for name in dict.fromkeys((file_id, file_id.lower(), file_id.upper())):
-        for suffix in (".cif", ".pdb"):
-            structure = structure or find_plain_or_gzip(data_dir / f"{name}{suffix}")
+    file_id, _, chain_id = folder.name.rpartition("_")
+    structure, chain = _structure_file(data_dir, file_id) if file_id else None, chain_id
     if structure is None:
+        structure, chain = _structure_file(data_dir, folder.name), None
+    if structure is None:
+        tried = " nor ".join(f"{name}.cif or .pdb" for name in (file_id, folder.name) if name)
         raise DataError(
-            f"no {file_id}.cif or .pdb (plain or .gz) for the alignments of {folder.name}",
+            f"no {tried} (plain or .gz) for the alignments of {folder.name}",
             source=str(data_dir),
             kind="no-structure",
         )
@@ -265,12 +275,22 @@ def _openfold_entry(data_dir: Path, folder: Path, is_distillation: bool) -> File
     )
 
 
+def _structure_file(data_dir: Path, file_id: str) -> Path | None:
+    for name in dict.fromkeys((file_id, file_id.lower(), file_id.upper())):
+        for suffix in (".cif", ".pdb"):
+            found = find_plain_or_gzip(data_dir / f"{name}{suffix}")
+            if found is not None:
+                return found
+    return None
+
+
 def load_entry(
     entry: FileEntry,
     *,
     template_mmcif_dir: Path | None = None,
-    template_counter: SkipCounter | None = None,
+    template_policy: BadFilePolicy = "skip",
     max_template_date: str | None = None,
+    release_dates: Mapping[str, str] | None = None,
 ) -> Protein:
     """Read the files of one protein into one coordinate system, the chain's full sequence.
 
@@ -292,12 +312,19 @@ def load_entry(
     if entry.is_distillation:
         confident = (chain.b_factors >= _MIN_DISTILLATION_PLDDT).astype(np.float32)
         chain = dataclasses.replace(chain, all_atom_mask=chain.all_atom_mask * confident)
-    return Protein(
-        entry.name,
+    faults = FaultList(template_policy)
+    # A prediction's file has a date too, but it says nothing about when the protein was solved.
+    target_date = "" if entry.is_distillation else chain.release_date
+    templates = _entry_templates(
+        entry,
         chain,
-        alignment,
-        _entry_templates(entry, chain, template_mmcif_dir, template_counter, max_template_date),
-        entry.is_distillation,
+        template_mmcif_dir,
+        faults,
+        latest_template_date(max_template_date, target_date),
+        release_dates,
+    )
+    return Protein(
+        entry.name, chain, alignment, templates, entry.is_distillation, tuple(faults.faults)
     )
 
 
@@ -305,16 +332,16 @@ def _entry_templates(
     entry: FileEntry,
     chain: Chain,
     mmcif_dir: Path | None,
-    counter: SkipCounter | None,
+    faults: FaultList,
     max_date: str | None,
+    release_dates: Mapping[str, str] | None,
 ) -> tuple[Template, ...]:
-    counter = counter or SkipCounter(policy="skip")
     templates: list[Template] = []
     for path, chain_id in entry.template_chains:
         try:
             templates.append(template_from_chain(_read_chain_once(path, chain_id), chain.sequence))
         except DataError as error:
-            counter.handle(error)
+            faults.handle(error)
     if entry.hits is not None and mmcif_dir is not None:
         templates.extend(
             load_templates(
@@ -322,9 +349,11 @@ def _entry_templates(
                 mmcif_dir,
                 chain.sequence,
                 max_hits=_MAX_TEMPLATE_HITS - len(templates),
-                counter=counter,
-                exclude_pdb_ids=(entry.structure.name.split(".")[0],),
+                counter=faults,
+                # By its name and by its content: a renamed file is still its own answer.
+                exclude_pdb_ids=(entry.structure.name.split(".")[0], chain.pdb_id),
                 max_date=max_date,
+                release_dates=release_dates,
             )
         )
     return tuple(templates)

@@ -68,6 +68,7 @@ class Protein:
         alignment: rows in the same coordinates; row 0 is the chain's sequence.
         templates: best first; empty where there are none.
         is_distillation: the structure is a prediction, not an experiment.
+        template_faults: why templates were left out, for whoever counts such faults.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Protein:
     alignment: Alignment
     templates: tuple[Template, ...] = ()
     is_distillation: bool = False
+    template_faults: tuple[DataError, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the parts share their coordinates."""
@@ -139,8 +141,11 @@ def make_example(
     raw = raw_features(protein)
     del raw["msa"], raw["deletion_matrix"]
     length = len(protein.chain.sequence)
+    clamp = _stream(seed, index, _STREAM_CLAMP).random() < config.clamp_prob
     try:
-        start, stop, padded = _window(length, config, _stream(seed, index, _STREAM_CROP))
+        start, stop, padded = _window(
+            length, config, _stream(seed, index, _STREAM_CROP), towards_start=not clamp
+        )
     except ValueError as error:
         raise DataError(str(error), source=protein.name, kind="too-long") from error
 
@@ -157,7 +162,6 @@ def make_example(
                 [protein.templates[slot] for slot in chosen], length, config.max_templates
             )
         )
-    clamp = _stream(seed, index, _STREAM_CLAMP).random() < config.clamp_prob
     raw["use_clamped_fape"] = np.array(clamp, dtype=np.float32)
     fixed = {name: _crop_and_pad(name, value, start, stop, padded) for name, value in raw.items()}
     fixed["seq_length"] = np.array(stop - start, dtype=np.int32)
@@ -214,12 +218,21 @@ def _stream(seed: int, index: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index, stream])))
 
 
-def _window(length: int, config: FeatureConfig, rng: np.random.Generator) -> tuple[int, int, int]:
-    """First residue, end, and padded length of an example."""
+def _window(
+    length: int, config: FeatureConfig, rng: np.random.Generator, *, towards_start: bool
+) -> tuple[int, int, int]:
+    """First residue, end, and padded length of an example.
+
+    Unclamped examples lie nearer to the N-terminus on average: the last possible start is drawn
+    first (supplement 1.2.8).
+    """
     if config.crop_size is None:
         return 0, length, padded_length(length, config.length_buckets)
     kept = min(length, config.crop_size)
-    start = int(rng.integers(0, length - kept + 1))
+    last_start = length - kept
+    if towards_start:
+        last_start -= int(rng.integers(0, last_start + 1))
+    start = int(rng.integers(0, last_start + 1))
     return start, start + kept, config.crop_size
 
 

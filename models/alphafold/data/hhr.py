@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.alphafold.data.errors import DataError
+from models.alphafold.data.errors import DataError, parsing
 from models.alphafold.data.text_source import read_bytes
 
 _SUMMARY = re.compile(
@@ -70,7 +70,8 @@ class TemplateHit:
 
 def read_hhr(path: str | Path) -> tuple[TemplateHit, ...]:
     """Read an HHR file, plain or gzip. See `parse_hhr`."""
-    return parse_hhr(read_bytes(path), source=str(path))
+    with parsing(str(path)):
+        return parse_hhr(read_bytes(path), source=str(path))
 
 
 def parse_hhr(data: bytes, *, source: str) -> tuple[TemplateHit, ...]:

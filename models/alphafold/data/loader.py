@@ -21,7 +21,7 @@ import numpy as np
 from absl import flags
 
 from models.alphafold.data.datasets import ProteinDataset
-from models.alphafold.data.errors import DataError, SkipCounter
+from models.alphafold.data.errors import DataError, SkipCounter, unforeseen
 from models.alphafold.data.examples import Features, Protein, make_example
 from models.alphafold.data.feature_config import FeatureConfig
 
@@ -93,7 +93,17 @@ class _Maker:
             )
         except DataError as error:
             return {"error": error}
-        return {"name": protein.name, "index": int(index), "features": features}
+        # One odd protein among thousands must not end a run that skips bad files, whatever its
+        # oddity is. Where the fault is the program's, every protein has it, and that ends the run.
+        except Exception as error:
+            name = self.dataset.name(int(chosen))
+            return {"error": unforeseen(error, name)}
+        return {
+            "name": protein.name,
+            "index": int(index),
+            "features": features,
+            "faults": protein.template_faults,
+        }
 
 
 class ExampleLoader(Iterator[Example]):
@@ -112,6 +122,7 @@ class ExampleLoader(Iterator[Example]):
         start: int = 0,
         weights: Sequence[float] | None = None,
         counter: SkipCounter | None = None,
+        template_counter: SkipCounter | None = None,
     ) -> None:
         """Set up the pipeline; nothing is read before the first `next`.
 
@@ -123,6 +134,8 @@ class ExampleLoader(Iterator[Example]):
             weights: relative frequency of each protein; examples are then drawn with replacement.
                 None goes through all proteins in each epoch.
             counter: what to do with unusable proteins; None raises.
+            template_counter: what to do with unusable templates that the data set passed over;
+                None skips them, counting.
 
         Raises:
             DataError: the data set is empty.
@@ -133,6 +146,7 @@ class ExampleLoader(Iterator[Example]):
         if weights is not None and len(weights) != len(dataset):
             raise ValueError(f"{len(weights)} weights for {len(dataset)} proteins")
         self.counter = counter or SkipCounter()
+        self.template_counter = template_counter or SkipCounter(policy="skip")
         self.position = start
         self._dataset = dataset
         self._skipped_in_a_row = 0
@@ -177,6 +191,8 @@ class ExampleLoader(Iterator[Example]):
             self.position += 1
             if "error" not in item:
                 self._skipped_in_a_row = 0
+                for fault in item["faults"]:
+                    self.template_counter.handle_once(fault)
                 epoch = item["index"] // len(self._dataset)
                 return Example(item["name"], item["index"], epoch, item["features"])
             self.counter.handle(item["error"])

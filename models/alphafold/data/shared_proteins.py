@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from models.alphafold.data.datasets import FileEntry, TableOfFiles
-from models.alphafold.data.errors import DataError, SkipCounter
+from models.alphafold.data.errors import BadFilePolicy, DataError
 from models.alphafold.data.text_source import find_plain_or_gzip
 
 _PROTENIX = "bytedance__Protenix"
@@ -121,14 +121,14 @@ def shared_proteins(
     root: str | Path | None = None,
     names: tuple[str, ...] = NAMES,
     *,
-    template_counter: SkipCounter | None = None,
+    template_policy: BadFilePolicy = "skip",
 ) -> TableOfFiles:
     """Make the data set of the given proteins.
 
     Args:
         root: folder of the set; None for `default_root()`.
         names: which proteins, in this order.
-        template_counter: what to do with unusable templates; None skips them, counting.
+        template_policy: what to do with unusable templates, see `TableOfFiles`.
 
     Raises:
         DataError: the folder or a file of it is not there, or a name is unknown.
@@ -151,7 +151,7 @@ def shared_proteins(
     return TableOfFiles(
         tuple(_entry(folder, name) for name in names),
         folder / _TEMPLATES,
-        template_counter or SkipCounter(policy="skip"),
+        template_policy,
     )
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 
 from models.alphafold.data.alignment import Alignment, from_columns
-from models.alphafold.data.errors import DataError
+from models.alphafold.data.errors import DataError, parsing
 from models.alphafold.data.text_source import read_bytes
 
 _WORD_LENGTH = 4
@@ -20,7 +20,8 @@ _WORD_LENGTH = 4
 
 def read_stockholm(path: str | Path, *, max_rows: int | None = None) -> Alignment:
     """Read a Stockholm file, plain or gzip. See `parse_stockholm`."""
-    return parse_stockholm(read_bytes(path), source=str(path), max_rows=max_rows)
+    with parsing(str(path)):
+        return parse_stockholm(read_bytes(path), source=str(path), max_rows=max_rows)
 
 
 def parse_stockholm(data: bytes, *, source: str, max_rows: int | None = None) -> Alignment:

@@ -4,7 +4,8 @@ A template is a known structure of a related chain, seen through an alignment: f
 residue the template's residue type and atoms, or a gap. It comes from an HHsearch hit and a folder
 of mmCIF files, or straight from a chain. The traps: a hit's positions count the template's full
 sequence, unseen residues included, and the database's sequence is sometimes not the file's; and
-during training the target's own structure must not be among its templates.
+during training neither the target's own structure nor one that became known with it must be among
+its templates.
 
 References:
     Jumper et al. 2021, supplement 1.2.3 (choice of templates).
@@ -13,20 +14,22 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.alphafold.data.chains import Chain, read_chain
-from models.alphafold.data.errors import DataError, SkipCounter
+from models.alphafold.data.errors import DataError, FaultHandler, parsing
 from models.alphafold.data.hhr import TemplateHit
 from models.alphafold.data.labels import pseudo_beta
 from models.alphafold.data.pairwise import match_sequences
 from models.alphafold.data.residues import CA, GAP, NUM_ATOMS
-from models.alphafold.data.text_source import find_plain_or_gzip
+from models.alphafold.data.text_source import find_plain_or_gzip, read_bytes
 
 Floats = NDArray[np.float32]
 _MIN_ALIGNED_FRACTION = 0.1
@@ -34,6 +37,8 @@ _MIN_ALIGNED_RESIDUES = 10
 _MAX_COPIED_FRACTION = 0.95
 _MIN_REALIGNED_IDENTITY = 0.9
 _CACHED_CHAINS = 64
+# Structures of one work are released together or nearly so.
+_DAYS_OLDER_THAN_TARGET = 60
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,15 +156,47 @@ def usable_hits(
     return sorted(kept, key=lambda hit: -hit.sum_probs)
 
 
+def latest_template_date(max_date: str | None, target_date: str) -> str | None:
+    """The last release date that a template of a target may have.
+
+    Args:
+        max_date: of the run, "YYYY-MM-DD", or None for no limit.
+        target_date: release of the target, or "" where it is not known.
+
+    Returns:
+        60 days before the target's release, or `max_date` where that is earlier; None for no limit.
+    """
+    try:
+        released = datetime.date.fromisoformat(target_date)
+    except ValueError:
+        return max_date
+    latest = (released - datetime.timedelta(days=_DAYS_OLDER_THAN_TARGET)).isoformat()
+    return latest if max_date is None else min(latest, max_date)
+
+
+def read_release_dates(path: str | Path) -> dict[str, str]:
+    """Read a template release dates cache: a JSON object of entry name to "YYYY-MM-DD".
+
+    Raises:
+        DataError: it cannot be read or is not of that form.
+    """
+    with parsing(str(path)):
+        dates = {name.lower(): date for name, date in json.loads(read_bytes(path)).items()}
+        for date in dates.values():
+            datetime.date.fromisoformat(date)
+    return dates
+
+
 def load_templates(
     hits: Sequence[TemplateHit],
     mmcif_dir: str | Path,
     query_sequence: str,
     *,
     max_hits: int,
-    counter: SkipCounter,
+    counter: FaultHandler,
     exclude_pdb_ids: Sequence[str] = (),
     max_date: str | None = None,
+    release_dates: Mapping[str, str] | None = None,
 ) -> tuple[Template, ...]:
     """Turn the best usable hits into templates.
 
@@ -171,14 +208,17 @@ def load_templates(
         counter: what to do with hits whose file is missing or unusable.
         exclude_pdb_ids: entries that must not serve, the target's own above all.
         max_date: leave out entries released after this "YYYY-MM-DD"; None keeps all.
+        release_dates: of entries, for which no file is opened to find them out.
     """
     folder = Path(mmcif_dir)
     templates: list[Template] = []
     usable = usable_hits(hits, query_sequence, exclude_pdb_ids=exclude_pdb_ids)
     missing: list[str] = []
     for hit in usable:
-        if len(templates) == max_hits:
+        if len(templates) >= max_hits:
             break
+        if max_date is not None and (release_dates or {}).get(hit.pdb_id, "") > max_date:
+            continue
         path = find_plain_or_gzip(folder / f"{hit.pdb_id}.cif")
         if path is None:
             missing.append(hit.name)
