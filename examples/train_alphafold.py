@@ -35,7 +35,7 @@ from models.alphafold.data.chain_data_cache import read_chain_data_cache, traini
 from models.alphafold.data.datasets import Concatenated, ProteinDataset, openfold_folder
 from models.alphafold.data.registry import cache_dir
 from models.alphafold.training import run
-from models.alphafold.training.checkpoints import CheckpointError, Checkpoints
+from models.alphafold.training.checkpoints import CheckpointError, restore_from
 from models.alphafold.training.process_memory import peak_bytes
 from models.alphafold.training.settings import (
     SettingsError,
@@ -45,10 +45,11 @@ from models.alphafold.training.settings import (
     training_config,
 )
 from models.alphafold.training.train_step import make_training
-from models.alphafold.weights import load_params
+from models.alphafold.weights import WeightsError, load_params
 
 _NO_BUDGET = "none"
 _DEVICE_BUDGET = "device"
+_LATEST = "latest"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -97,9 +98,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     start.add_argument(
         "--resume_from_ckpt",
         nargs="?",
-        const="latest",
+        const=_LATEST,
         metavar="FOLDER",
-        help="go on from the newest checkpoint of OUT, or of another run's folder",
+        help="go on from the newest checkpoint of OUT, or of another run's folder, or from one "
+        "step's folder there: state, averages, optimiser, step and position in the data",
+    )
+    start.add_argument(
+        "--resume_model_weights_only",
+        action="store_true",
+        help="take only the parameters of that checkpoint, and begin at step 0",
     )
     start.add_argument("--resume_from_jax_params", type=Path, help="published .npz weights")
 
@@ -133,6 +140,10 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     ):
         if (getattr(options, one) is None) != (getattr(options, other) is None):
             parser.error(f"--{one} and --{other} go together")
+    if options.resume_from_ckpt is not None and options.resume_from_jax_params is not None:
+        parser.error("--resume_from_ckpt and --resume_from_jax_params exclude each other")
+    if options.resume_model_weights_only and options.resume_from_ckpt is None:
+        parser.error("--resume_model_weights_only says how to use --resume_from_ckpt; give both")
 
 
 def configure(options: argparse.Namespace) -> ml_collections.ConfigDict:
@@ -257,17 +268,24 @@ def manage(options: argparse.Namespace, console: Console) -> Callable[[run.Step]
     return wrap
 
 
-def start_from(options: argparse.Namespace, config: ml_collections.ConfigDict) -> tuple[bool, Any]:
-    """Whether to resume in place, and parameters to begin with otherwise."""
+def start_from(
+    options: argparse.Namespace, config: ml_collections.ConfigDict
+) -> tuple[Path | None, Any]:
+    """The checkpoint to go on from, and the parameters to begin with; None for neither.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it does not fit.
+        WeightsError: the file of parameters is missing or does not fit.
+    """
     if options.resume_from_jax_params is not None:
-        return False, load_params(options.resume_from_jax_params, config)
-    if options.resume_from_ckpt in (None, "latest"):
-        return options.resume_from_ckpt is not None, None
-    like = make_training(config).state_shapes()
-    folder = Path(options.resume_from_ckpt)
-    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-    with Checkpoints(folder) as checkpoints:
-        return False, checkpoints.restore(like).state.params
+        return None, load_params(options.resume_from_jax_params, config)
+    if options.resume_from_ckpt is None:
+        return None, None
+    newest = options.resume_from_ckpt == _LATEST
+    source = options.output_dir if newest else Path(options.resume_from_ckpt)
+    if not options.resume_model_weights_only:
+        return source, None
+    return None, restore_from(source, make_training(config).state_shapes()).state.params
 
 
 def summary(result: run.Result, folder: Path) -> Table:
@@ -283,7 +301,8 @@ def summary(result: run.Result, folder: Path) -> Table:
             table.add_row(f"val/{name}", f"{value:.3f}")
     zeroed = ", ".join(f"{name}: {count}" for name, count in sorted(result.zeroed.items()))
     table.add_row("loss terms zeroed", zeroed or "none")
-    table.add_row("proteins", result.skipped)
+    for name, words in result.skipped.items():
+        table.add_row(name, words)
     table.add_row("process peak", format_bytes(peak_bytes()))
     table.add_row("written to", str(folder))
     return table
@@ -297,13 +316,13 @@ def train(options: argparse.Namespace, console: Console) -> None:
         f"Training {config.name} ({config.preset}) on [bold]{description}[/] into "
         f"{options.output_dir}."
     )
-    resume, params = start_from(options, config)
+    source, params = start_from(options, config)
     result = run.train(
         config,
         data,
         options.output_dir,
         steps=options.max_steps,
-        resume=resume,
+        resume_from=source,
         initial_params=params,
         wrap_step=manage(options, console),
         console=console,
@@ -336,7 +355,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         (demonstrate if options.demo else train)(options, console)
-    except (DataError, CheckpointError, jdynoff.JdynoffError, SettingsError) as error:
+    except (
+        DataError,
+        CheckpointError,
+        jdynoff.JdynoffError,
+        SettingsError,
+        WeightsError,
+    ) as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False)
         return 1

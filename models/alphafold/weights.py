@@ -1,12 +1,14 @@
 """Published parameter files (`params_model_*.npz`), read and checked against a configuration.
 
 Keys of a file are `module/path//name`. The trap: a file that fits one model also *loads* into
-another that has fewer parts, so names and shapes are compared before anything runs.
+another that has fewer parts, so names and shapes are compared before anything runs. Whatever is
+wrong with a file is a `WeightsError` that names it.
 """
 
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,10 @@ import numpy as np
 from models.alphafold.model import expected_shapes
 
 _SEPARATOR = "//"
+
+
+class WeightsError(ValueError):
+    """A parameter file that is not there, cannot be read, or is of another model."""
 
 
 def flatten_params(params: hk.Params) -> dict[str, Any]:
@@ -52,10 +58,28 @@ def load_params(
         Haiku parameters, float32.
 
     Raises:
-        ValueError: if the file's names or shapes are not those of the model.
+        WeightsError: the file is missing or no `.npz` archive of numbers, or its names or shapes
+            are not those of the model.
     """
-    with np.load(path, allow_pickle=False) as archive:
-        flat = {key: archive[key] for key in archive.files}
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise WeightsError(f"{path} is one array, not an .npz archive of named parameters.")
+        with archive:
+            flat = {key: archive[key] for key in archive.files}
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from error
+    # What numpy raises for a file that is no archive, is cut short, or holds pickled objects.
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(
+            f"{path} is no .npz archive of numbers ({error}). Fetch the file again, or name the "
+            "params_model_*.npz file itself."
+        ) from error
+    for key, value in flat.items():
+        if not np.issubdtype(value.dtype, np.number):
+            raise WeightsError(f"{path}: {key!r} is of type {value.dtype}, not a number.")
     check_shapes({key: value.shape for key, value in flat.items()}, config, source=str(path))
     return unflatten_params(flat)
 
@@ -76,7 +100,7 @@ def check_shapes(
         source: where the parameters come from, for the message.
 
     Raises:
-        ValueError: on missing, unexpected or differently shaped parameters.
+        WeightsError: on missing, unexpected or differently shaped parameters.
     """
     expected = expected_shapes(config)
     missing = sorted(set(expected) - set(shapes))
@@ -87,7 +111,7 @@ def check_shapes(
         if tuple(shapes[key]) != expected[key]
     ]
     if missing or unexpected or differing:
-        raise ValueError(
+        raise WeightsError(
             f"{source} does not fit model {config.get('name', '?')!r}: "
             f"{len(missing)} missing {missing[:3]}, {len(unexpected)} unexpected "
             f"{unexpected[:3]}, {len(differing)} of another shape {differing[:3]}. Choose the "

@@ -21,6 +21,7 @@ from examples.protein_sources import synthetic_proteins
 from models.alphafold.compiling import RUN_ONCE
 from models.alphafold.data.datasets import InMemory
 from models.alphafold.training import run
+from models.alphafold.training.checkpoints import CheckpointError
 from models.alphafold.training.settings import training_config
 from models.alphafold.training.train_step import make_training, update_average
 from tests.alphafold.small_model import random_params, small_config
@@ -82,7 +83,9 @@ def test_an_interrupted_run_equals_one_that_was_not(two_samples, tmp_path) -> No
     data = run.Data(PROTEINS)
     whole = train(config, data, tmp_path / "a", steps=4, wrap_step=compiled)
     first = train(config, data, tmp_path / "b", steps=2, wrap_step=compiled)
-    second = train(config, data, tmp_path / "b", steps=4, resume=True, wrap_step=compiled)
+    second = run.train(
+        config, data, tmp_path / "b", steps=4, resume_from=tmp_path / "b", wrap_step=compiled
+    )
     assert whole.losses == first.losses + second.losses
     equal(whole.state, second.state)
     lines = (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
@@ -140,6 +143,71 @@ def test_averages_follow_the_formula() -> None:
     np.testing.assert_allclose(average["a"]["w"], 0.999, rtol=1e-6)
 
 
+def counting(step):
+    """A step that learns nothing, at once."""
+
+    def call(state, batch):
+        return state._replace(step=state.step + 1), {"loss": jnp.asarray(1.0)}
+
+    return call
+
+
+def saved_steps(folder) -> list[int]:
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def test_a_new_run_into_a_used_folder_is_refused_before_it_harms_anything(tmp_path) -> None:
+    config, data = tiny_config(), run.Data(PROTEINS)
+    train(config, data, tmp_path, steps=2, wrap_step=counting)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    changed = tiny_config(learning_rate=0.5)
+    with pytest.raises(CheckpointError, match="newest of step 2, and a new run would mix"):
+        train(changed, data, tmp_path, steps=1, wrap_step=counting)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
+
+
+def test_a_run_goes_on_from_another_runs_folder_with_everything(tmp_path) -> None:
+    config, data = tiny_config(), run.Data(PROTEINS)
+    train(config, data, tmp_path / "a", steps=4, wrap_step=counting)
+    options = {"steps": 5, "wrap_step": counting}
+    at_two = tmp_path / "a" / "checkpoints" / "2"
+    second = run.train(config, data, tmp_path / "b", resume_from=at_two, **options)
+    assert len(second.losses) == 3
+    assert saved_steps(tmp_path / "b") == [4, 5]
+    lines = (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
+    # The other run's later checkpoints would hide those of this one.
+    with pytest.raises(CheckpointError, match="has a checkpoint of step 4, and the run that goes"):
+        run.train(config, data, tmp_path / "a", resume_from=at_two, **options)
+    with pytest.raises(CheckpointError, match="has a checkpoint of step 5"):
+        run.train(config, data, tmp_path / "b", resume_from=tmp_path / "a", **options)
+
+
+def test_resuming_says_what_is_not_as_it_was(tmp_path) -> None:
+    train(tiny_config(), run.Data(PROTEINS), tmp_path, steps=2, wrap_step=counting)
+    changed = tiny_config(learning_rate=0.5, validate_every_n_steps=3)
+    fewer = run.Data(InMemory(PROTEINS.proteins[:2]))
+    with pytest.warns(run.ResumedDifferentlyWarning) as found:
+        run.train(changed, fewer, tmp_path, steps=3, resume_from=tmp_path, wrap_step=counting)
+    (text,) = [str(warning.message) for warning in found]
+    assert "train.learning_rate: 0.001 -> 0.5" in text
+    assert "'proteins': 3" in text
+    assert "'proteins': 2" in text
+    assert "validate_every" not in text
+
+
+def test_the_end_of_every_epoch_is_kept_on_request(tmp_path) -> None:
+    config = tiny_config(
+        train_epoch_len=2,
+        max_epochs=3,
+        checkpoint_every_epoch=True,
+        checkpoints_kept=1,
+        checkpoint_every_n_steps=3,
+    )
+    train(config, run.Data(PROTEINS), tmp_path, wrap_step=counting)
+    assert saved_steps(tmp_path) == [2, 4, 6]
+
+
 def test_zeroed_terms_are_a_counted_warning(tmp_path) -> None:
     config = tiny_config()
 
@@ -161,19 +229,13 @@ def test_zeroed_terms_are_a_counted_warning(tmp_path) -> None:
 def test_validation_scores_whole_chains_and_leaves_files(tmp_path) -> None:
     config = tiny_config(max_validation_chains=1)
 
-    def unchanged(step):
-        def call(state, batch):
-            return state._replace(step=state.step + 1), {"loss": jnp.asarray(1.0)}
-
-        return call
-
     data = run.Data(PROTEINS, PROTEINS)
     result = train(
         config,
         data,
         tmp_path,
         steps=1,
-        wrap_step=unchanged,
+        wrap_step=counting,
         validation_compiler_options=RUN_ONCE,
     )
     (prediction,) = result.validation.predictions

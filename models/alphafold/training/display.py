@@ -47,9 +47,9 @@ def losses_text(metrics: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
-def validation_table(step: int, validation: Validation) -> Table:
+def validation_table(step: int, validation: Validation, name: str = "validation") -> Table:
     """Scores of every validated chain and their means."""
-    table = Table(title=f"validation after step {step}", title_justify="left")
+    table = Table(title=f"{name} after step {step}", title_justify="left")
     table.add_column("chain")
     table.add_column("residues", justify="right")
     for name in validation.scores:

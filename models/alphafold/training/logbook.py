@@ -34,17 +34,25 @@ _CURVES = (
 class Logbook:
     """Scalars by step of one run, in a folder; a context manager."""
 
-    def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resumed_step: int | None = None,
+        resumed_folder: Path | None = None,
+    ) -> None:
         """Open the record.
 
         Args:
             folder: of the run; made if needed.
             resumed_step: the run goes on after this step; None begins a new record.
+            resumed_folder: of the run that goes on; None for the same folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _FILE
         self._curves_path = folder / "curves.png"
-        kept = [] if resumed_step is None else _read(self._path, resumed_step)
+        before = (folder if resumed_folder is None else resumed_folder) / _FILE
+        kept = [] if resumed_step is None else _read(before, resumed_step)
         self._path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
         self._lines = kept
         self._writer = SummaryWriter(

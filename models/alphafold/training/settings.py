@@ -56,6 +56,28 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+# Options that change how long a run takes and what is seen of it, but not what it computes.
+_HOW_A_RUN_IS_WATCHED = frozenset(
+    {
+        "name",
+        "preset",
+        "data.length_buckets",
+        "model.global_config.attention_chunk_size",
+        "model.global_config.checkpoint_blocks",
+        "model.global_config.checkpoint_chunks",
+        "train.checkpoint_every_epoch",
+        "train.checkpoint_every_n_steps",
+        "train.checkpoints_kept",
+        "train.log_every_n_steps",
+        "train.max_epochs",
+        "train.max_validation_chains",
+        "train.num_workers",
+        "train.train_epoch_len",
+        "train.validate_every_n_steps",
+    }
+)
+
+
 class SettingsError(ValueError):
     """An option that does not exist, or a value that does not fit it."""
 
@@ -87,6 +109,7 @@ def training_config(
             "max_epochs": 1,
             "train_epoch_len": 10_000,
             "checkpoint_every_n_steps": 500,
+            "checkpoint_every_epoch": False,
             "checkpoints_kept": 3,
             "validate_every_n_steps": 500,
             "max_validation_chains": 16,
@@ -160,6 +183,25 @@ def read_overrides(path: Path) -> dict[str, Any]:
 def leaves(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """All options of a configuration by dotted name."""
     return _flattened(config.to_dict())
+
+
+def recorded_options(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """All options by dotted name, as they are after a journey through JSON."""
+    return json.loads(json.dumps(leaves(config)))
+
+
+def changed_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say which options differ that decide what a run computes, as "name: then -> now".
+
+    Args:
+        then: `recorded_options` of an earlier run.
+        now: of this run.
+    """
+    return [
+        f"{name}: {then.get(name, 'absent')} -> {now.get(name, 'absent')}"
+        for name in sorted(then.keys() | now.keys())
+        if name not in _HOW_A_RUN_IS_WATCHED and then.get(name) != now.get(name)
+    ]
 
 
 def _flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

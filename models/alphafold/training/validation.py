@@ -1,15 +1,16 @@
 """Validation: whole chains through the averaged weights, scored against the true structure.
 
 Chains are not cropped but padded to the length buckets, so that one program serves many chains, and
-every recycling iteration runs. The trap: padding must not count, so all scores use the mask of
-known C-alpha atoms, which is zero there.
+every recycling iteration runs. They are read anew each time, so that one at a time is in memory.
+The trap: padding must not count, so all scores use the mask of known C-alpha atoms, which is zero
+there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import haiku as hk
@@ -18,8 +19,8 @@ import ml_collections
 import numpy as np
 
 from models.alphafold.data.datasets import ProteinDataset
-from models.alphafold.data.errors import DataError, SkipCounter
-from models.alphafold.data.examples import make_example
+from models.alphafold.data.errors import DataError, SkipCounter, unforeseen
+from models.alphafold.data.examples import Features, make_example
 from models.alphafold.data.feature_config import FeatureConfig
 from models.alphafold.losses.plddt import plddt
 from models.alphafold.metrics import drmsd_ca, gdt_ha, gdt_ts, lddt_ca
@@ -79,6 +80,7 @@ def make_validator(
     dataset: ProteinDataset,
     *,
     counter: SkipCounter,
+    template_counter: SkipCounter | None = None,
     compiler_options: Mapping[str, bool | int | str] | None = None,
 ) -> Callable[[hk.Params], Validation]:
     """Make a function that validates parameters on a data set.
@@ -87,6 +89,8 @@ def make_validator(
         config: a tree of `models.alphafold.training.settings.training_config`.
         dataset: chains; the first `train.max_validation_chains` usable ones are taken.
         counter: what to do with chains that cannot be used, or are longer than every bucket.
+        template_counter: what to do with unusable templates that the data set passed over; None
+            skips them, counting.
         compiler_options: of XLA for the predictions; None for the usual ones.
 
     Returns:
@@ -98,11 +102,13 @@ def make_validator(
         tuple(config.data.length_buckets)
     )
     names = batch_spec(config, training=False).keys()
-    examples = _examples(config, dataset, features, counter)
+    chains = _Chains(
+        dataset, features, config, counter, template_counter or SkipCounter(policy="skip")
+    )
 
     def validate(params: hk.Params) -> Validation:
         predictions = []
-        for name, example in examples:
+        for name, example in chains:
             out = predict(params, None, {key: example[key] for key in names})
             predictions.append(_prediction(name, example, out))
         each = [prediction.scores() for prediction in predictions]
@@ -117,24 +123,35 @@ def make_validator(
     return validate
 
 
-def _examples(
-    config: ml_collections.ConfigDict,
-    dataset: ProteinDataset,
-    features: FeatureConfig,
-    counter: SkipCounter,
-) -> list[tuple[str, Mapping[str, Any]]]:
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for index in range(len(dataset)):
-        if len(found) == config.train.max_validation_chains:
-            break
-        try:
-            protein = dataset[index]
-            example = make_example(protein, features, seed=config.train.seed, index=index)
-        except DataError as error:
-            counter.handle(error)
-            continue
-        found.append((protein.name, example))
-    return found
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Chains:
+    """The first usable chains of a data set, made into examples as they are asked for."""
+
+    dataset: ProteinDataset
+    features: FeatureConfig
+    config: ml_collections.ConfigDict
+    counter: SkipCounter
+    template_counter: SkipCounter
+
+    def __iter__(self) -> Iterator[tuple[str, Features]]:
+        found = 0
+        for index in range(len(self.dataset)):
+            if found == self.config.train.max_validation_chains:
+                return
+            try:
+                protein = self.dataset[index]
+                example = make_example(
+                    protein, self.features, seed=self.config.train.seed, index=index
+                )
+            except DataError as error:
+                self.counter.handle_once(error)
+            except Exception as error:
+                self.counter.handle_once(unforeseen(error, self.dataset.name(index)))
+            else:
+                for fault in protein.template_faults:
+                    self.template_counter.handle_once(fault)
+                found += 1
+                yield protein.name, example
 
 
 def _prediction(name: str, example: Mapping[str, Any], out: Mapping[str, Any]) -> Prediction:
