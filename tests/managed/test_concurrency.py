@@ -17,7 +17,7 @@ import jdynoff
 from jdynoff.runtime.manager import manager_for
 from tests.programs.example import batch, descend, layer, normal, quick, same_bits, weights
 
-MANY_STEPS = int(os.environ.get("JDYNOFF_TEST_STEPS", "200"))
+MANY_STEPS = int(os.environ.get("JDYNOFF_TEST_STEPS", "1000"))
 
 
 def scan_loss(parameters: Any, x: jax.Array) -> jax.Array:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import psutil
 import pytest
 
 import jdynoff
@@ -15,6 +17,7 @@ from jdynoff.runtime.tiers import default_tiers
 from tests.programs.example import descend, layer, normal, quick, same_bits, weights
 
 DEPTH, WIDTH = 24, 256
+STEPS_THROUGH_THE_DISK = int(os.environ.get("JDYNOFF_TEST_STEPS", "100"))
 
 
 def loss(parameters: Any, x: jax.Array) -> jax.Array:
@@ -96,3 +99,16 @@ def test_without_a_disk_the_pool_holds_everything_and_the_plan_says_so() -> None
     with pytest.raises(jdynoff.BudgetError) as caught:
         tight.plan(*arguments())
     assert caught.value.min_feasible_bytes == plan.min_feasible_bytes
+
+
+def test_many_steps_through_the_disk_grow_neither_memory_nor_file(step: Any, manager: Any) -> None:
+    process = psutil.Process()
+    parameters, x = arguments()
+    for _ in range(10):
+        jax.block_until_ready(step(parameters, x))
+    memory, totals = process.memory_info().rss, manager.totals()
+    for _ in range(STEPS_THROUGH_THE_DISK):
+        jax.block_until_ready(step(parameters, x))
+    assert process.memory_info().rss - memory < 32 << 20
+    for name in ("arena_bytes", "spill_file_bytes"):
+        assert manager.totals()[name] == totals[name]
