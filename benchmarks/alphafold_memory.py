@@ -2,8 +2,9 @@
 
 The step is the one that `examples/train_alphafold.py` runs: batch 1, float32, all losses,
 recycling, per-sample clipping, Adam and the averaged weights, its state donated. The figure is
-XLA's arguments + outputs - aliases + temporaries, plus the manager's pool. Beside it stands the
-same step with `jax.checkpoint` around each block, as plain JAX compiles it.
+XLA's arguments + outputs - aliases + temporaries, plus the manager's pool. Beside the first preset
+stands the same step with `jax.checkpoint` around each block and each chunk of attention, as plain
+JAX compiles it; for the second that takes XLA half an hour.
 
 It takes an environment with JAX's CUDA plugin (see `jdynoff.targets`), and some minutes a preset.
 
@@ -31,7 +32,8 @@ GIB = 2**30
 # XLA's Triton fusion of matrix products finds no tiling for [8448, 256] (132 rows in chunks of 64)
 # where no GPU is there to try one; the products then go to cuBLAS.
 _COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-_MUST_REACH = {"initial_training": 3.5, "finetuning": 12.0}
+_COMPARED = "initial_training"
+_MUST_REACH = {"initial_training": 3.5, "finetuning": 10.0}
 
 
 def step_and_shapes(config: ml_collections.ConfigDict, sharding: Any) -> tuple[Any, Any, Any]:
@@ -66,9 +68,12 @@ def claim(preset: str, sharding: Any) -> Claim:
     """One preset's figure."""
     plan = managed_plan(preset, sharding)
     memory = plan.memory
+    plain = ""
+    if preset == _COMPARED:
+        plain = f"{checkpointed_bytes(preset, sharding) / GIB:.2f} GiB with jax.checkpoint"
     return Claim(
         f"{preset}: device peak of a step",
-        f"{checkpointed_bytes(preset, sharding) / GIB:.2f} GiB with jax.checkpoint per block",
+        plain,
         plan.device_peak_bytes / GIB,
         "GiB",
         _MUST_REACH[preset],
