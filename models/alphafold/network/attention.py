@@ -22,8 +22,9 @@ _MASKED_LOGIT = -1e9
 
 def _softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax over the last axis in float32, keys with mask 0 left out; result in float32."""
-    logits = jnp.where(mask > 0, logits.astype(jnp.float32), _MASKED_LOGIT)
-    return jax.nn.softmax(logits, axis=-1)
+    # Added, not selected: the derivative of a selection keeps its condition, as large as the logits.
+    penalty = jnp.where(mask > 0, 0.0, _MASKED_LOGIT).astype(jnp.float32)
+    return jax.nn.softmax(logits.astype(jnp.float32) + penalty, axis=-1)
 
 
 class _Projections:
@@ -160,7 +161,8 @@ class GlobalAttention(hk.Module):
             mask: 1 for rows to attend to, [batch, row].
 
         Returns:
-            [batch, row, output_dim] (without gating one row, repeated).
+            [batch, row, output_dim]; without gating all rows are equal and there is one,
+            [batch, 1, output_dim].
         """
         num_head = self._config.num_head
         channels = data.shape[-1]
@@ -186,8 +188,7 @@ class GlobalAttention(hk.Module):
             gate_w, gate_b = read.gate(channels, num_head, d_v)
             gate = jax.nn.sigmoid(jnp.einsum("bqa,ahc->bqhc", data, gate_w) + gate_b)
             return jnp.einsum("bqhc,hco->bqo", average[:, None] * gate, output_w) + output_b
-        row = jnp.einsum("bhc,hco->bo", average, output_w) + output_b
-        return jnp.broadcast_to(row[:, None], data.shape[:2] + row.shape[-1:])
+        return (jnp.einsum("bhc,hco->bo", average, output_w) + output_b)[:, None]
 
 
 def pair_bias_weights(channels: int, num_head: int, dtype: jnp.dtype) -> jax.Array:

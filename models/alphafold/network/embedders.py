@@ -71,11 +71,11 @@ def embed_recycled(
     config: ml_collections.ConfigDict,
     settings: Settings,
 ) -> tuple[jax.Array, jax.Array]:
-    """Algorithm 32: add the previous iteration's outputs.
+    """Algorithm 32: add the previous iteration's outputs, those that are there.
 
     Args:
-        batch: `aatype`, and where the configuration asks for them `prev_pos`
-            [residues, 37, 3], `prev_msa_first_row` and `prev_pair`.
+        batch: `aatype`, and optionally `prev_pos` [residues, 37, 3], `prev_msa_first_row` and
+            `prev_pair`.
         msa: MSA representation.
         pair: pair representation.
         config: `recycle_pos`, `recycle_features` and `prev_pos` (bins).
@@ -84,7 +84,7 @@ def embed_recycled(
     Returns:
         The new MSA and pair representations.
     """
-    if config.recycle_pos:
+    if config.recycle_pos and "prev_pos" in batch:
         beta, _ = pseudo_beta(batch["aatype"], batch["prev_pos"])
         bins = distance_bins(
             beta,
@@ -93,9 +93,10 @@ def embed_recycled(
             num_bins=config.prev_pos.num_bins,
         )
         pair = pair + Linear(config.pair_channel, name="prev_pos_linear")(settings.cast(bins))
-    if config.recycle_features:
+    if config.recycle_features and "prev_msa_first_row" in batch:
         first_row = LayerNorm("prev_msa_first_row_norm")(settings.cast(batch["prev_msa_first_row"]))
         msa = msa.at[0].add(first_row)
+    if config.recycle_features and "prev_pair" in batch:
         pair = pair + LayerNorm("prev_pair_norm")(settings.cast(batch["prev_pair"]))
     return msa, pair
 

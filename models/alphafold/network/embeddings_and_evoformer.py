@@ -64,7 +64,8 @@ class EmbeddingsAndEvoformer(hk.Module):
 
         msa, pair = embedders.embed_input(batch, c, settings)
         msa, pair = embedders.embed_recycled(batch, msa, pair, c, settings)
-        pair = pair + embedders.embed_relative_position(batch["residue_index"], c, settings)
+        if c.max_relative_feature:
+            pair = pair + embedders.embed_relative_position(batch["residue_index"], c, settings)
 
         if c.template.enabled:
             template_batch = {k: v for k, v in batch.items() if k.startswith("template_")}

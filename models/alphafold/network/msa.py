@@ -69,7 +69,7 @@ class MSAColumnGlobalAttention(_Update):
     """Algorithm 19: column attention with one averaged query, for the extra MSA."""
 
     def __call__(self, msa_act: jax.Array, msa_mask: jax.Array) -> jax.Array:
-        """Return the update [rows, residues, c_m]."""
+        """Return the update [rows, residues, c_m]; without gating one row for all."""
         query_norm = LayerNorm("query_norm")
         attention = GlobalAttention(self.config, self.settings, msa_act.shape[-1])
 
@@ -88,7 +88,7 @@ class Transition(_Update):
         """Return the update, shaped like `act`."""
         del mask  # Masked positions are updated too; nothing unmasked ever reads them.
         channels = act.shape[-1]
-        hidden = channels * self.config.num_intermediate_factor
+        hidden = int(channels * self.config.num_intermediate_factor)
         norm = LayerNorm("input_layer_norm")
         expand = Linear(hidden, "relu", name="transition1")
         contract = final_linear(channels, self.settings.zero_init, "transition2")

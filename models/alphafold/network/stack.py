@@ -99,7 +99,7 @@ def scan_blocks(
 
     Args:
         block: Haiku function from carry and constants to a carry of the same shapes.
-        count: number of blocks.
+        count: number of blocks; 0 has no parameters and returns `carry`.
         carry: what the blocks transform.
         constants: what they all read (masks).
         settings: checkpointing, dropout and halting.
@@ -112,6 +112,8 @@ def scan_blocks(
     Returns:
         The last carry, and the number of blocks that ran (int32 scalar).
     """
+    if count == 0:
+        return carry, jnp.zeros((), jnp.int32)
     params, apply = lift_function(block, carry, constants, scope=scope, count=count)
     if hk.running_init():
         return carry, jnp.asarray(count, jnp.int32)

@@ -61,7 +61,11 @@ class TemplatePairStack(hk.Module):
 
 
 def _pair_features(template: Batch, config: ml_collections.ConfigDict) -> jax.Array:
-    """Features [residues, residues, 88] of one template (section 1.2.9, table 1)."""
+    """Features [residues, residues, 88] of one template (section 1.2.9, table 1).
+
+    Distances are those of whatever stands for an absent C-beta, as in the published model: only
+    residues without a backbone frame are masked.
+    """
     beta_mask = template["template_pseudo_beta_mask"]
     beta_pair_mask = beta_mask[:, None] * beta_mask[None, :]
     bins = distance_bins(
@@ -80,7 +84,9 @@ def _pair_features(template: Batch, config: ml_collections.ConfigDict) -> jax.Ar
     frame_pair_mask = frame_mask[:, None] * frame_mask[None, :]
     if config.use_template_unit_vector:
         atoms = template["template_all_atom_positions"]
-        frames = rigid.from_three_points(atoms[:, c], atoms[:, ca], atoms[:, n])
+        # C on the positive x axis, as in the backbone frames of the structure module.
+        mirrored_c = 2.0 * atoms[:, ca] - atoms[:, c]
+        frames = rigid.from_three_points(mirrored_c, atoms[:, ca], atoms[:, n])
         row = rigid.Rigid(frames.rotation[:, None], frames.translation[:, None])
         local = rigid.invert_apply(row, frames.translation[None, :])
         unit = local * jax.lax.rsqrt(1e-6 + jnp.sum(jnp.square(local), axis=-1, keepdims=True))
@@ -89,7 +95,7 @@ def _pair_features(template: Batch, config: ml_collections.ConfigDict) -> jax.Ar
         unit = jnp.zeros((*square, 3))
 
     features = [
-        bins * beta_pair_mask[..., None],
+        bins,
         beta_pair_mask[..., None],
         jnp.broadcast_to(residues[None, :], (*square, _NUM_TEMPLATE_CLASSES)),
         jnp.broadcast_to(residues[:, None], (*square, _NUM_TEMPLATE_CLASSES)),
@@ -180,13 +186,21 @@ class TemplateEmbedding(hk.Module):
 
         Args:
             pair: pair representation, the query.
-            template_batch: `template_*` features with a leading template axis.
+            template_batch: `template_*` features with a leading template axis, of any length.
             pair_mask: [residues, residues].
 
         Returns:
             The update; zero if no template is present.
         """
         config, settings = self._config, self._settings
+        if template_batch["template_mask"].shape[0] == 0:
+            if not hk.running_init():
+                return jnp.zeros_like(pair)
+            # Parameters do not depend on how many templates there are.
+            template_batch = {
+                name: jnp.zeros((1, *value.shape[1:]), value.dtype)
+                for name, value in template_batch.items()
+            }
         present = jnp.sum(template_batch["template_mask"]) > 0
         args = (pair, dict(template_batch), pair_mask)
         if not settings.skip_absent_templates:
@@ -220,12 +234,11 @@ def template_torsion_rows(
         batch["template_all_atom_masks"],
         placeholder=not settings.zero_init,
     )
-    flat = (*aatype.shape, -1)
     features = jnp.concatenate(
         [
             jax.nn.one_hot(aatype, _NUM_TEMPLATE_CLASSES),
-            torsions.sin_cos.reshape(flat),
-            torsions.alternative_sin_cos.reshape(flat),
+            torsions.sin_cos.reshape(*aatype.shape, 14),
+            torsions.alternative_sin_cos.reshape(*aatype.shape, 14),
             torsions.mask,
         ],
         axis=-1,
