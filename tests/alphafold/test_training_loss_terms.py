@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("haiku")
 pytest.importorskip("ml_collections")
 
+from models.alphafold.losses.cotangents import zero_nonfinite_cotangents
 from models.alphafold.training.loss_terms import (
     finite_gradient,
     loss_terms,
@@ -61,3 +62,37 @@ def test_the_gradient_of_a_zeroed_term_is_cleaned() -> None:
     gradient = jax.grad(loss)(jnp.array([3.0, 0.0]))
     assert np.isnan(gradient[1])
     np.testing.assert_array_equal(finite_gradient(gradient), [6.0, 0.0])
+
+
+def test_a_term_without_weight_is_reported_but_not_differentiated() -> None:
+    @jax.custom_vjp
+    def violation(x: jax.Array) -> jax.Array:
+        return x * jnp.inf
+
+    def refuse(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
+        raise AssertionError("a term of weight 0 was differentiated")
+
+    violation.defvjp(lambda x: (x * jnp.inf, None), refuse)
+    heads = training_config("initial_training").model.heads
+
+    def loss(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        output = made_output()
+        output["structure_module"]["violation_loss"] = violation(x)
+        output["distogram"]["loss"] = x**2
+        terms, weights = loss_terms(output, heads)
+        assert weights["violation"] == weights["experimentally_resolved"] == 0.0
+        return total_loss(terms, weights), terms
+
+    gradient, terms = jax.grad(loss, has_aux=True)(jnp.asarray(3.0))
+    np.testing.assert_allclose(gradient, 0.3 * 2 * 3.0, rtol=1e-6)
+    assert np.isinf(terms["violation"])
+    assert float(terms["experimentally_resolved"]) == 4.0
+
+
+def test_a_zeroed_term_leaves_the_gradient_of_what_it_shares_with_others() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        good, bad = zero_nonfinite_cotangents(x), zero_nonfinite_cotangents(x)
+        terms, _ = zero_unusable({"good": jnp.sum(good**2), "bad": jnp.sum(jnp.log(-bad))})
+        return total_loss(terms, {"good": 1.0, "bad": 1.0})
+
+    np.testing.assert_array_equal(jax.grad(loss)(jnp.array([3.0, 0.0])), [6.0, 0.0])

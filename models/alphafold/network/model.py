@@ -3,7 +3,9 @@
 The batch carries a leading axis of recycling iterations: iteration k reads slice k, so that the MSA
 can be sampled anew each time. The traps: only the last iteration has a gradient, so all before it
 run on parameters without gradient; and the number of iterations that run may be smaller than the
-axis is long (`num_iter_recycling`), in which case the *first* slices are used.
+axis is long (`num_iter_recycling`), in which case the *first* slices are used. What several losses
+share goes to each through `zero_nonfinite_cotangents`, so that one bad label does not spoil the
+gradient of the others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from models.alphafold.losses import (
     resolved,
     violations,
 )
+from models.alphafold.losses.cotangents import zero_nonfinite_cotangents
 from models.alphafold.network import heads
 from models.alphafold.network.embeddings_and_evoformer import EmbeddingsAndEvoformer
 from models.alphafold.network.settings import Settings
@@ -37,6 +40,8 @@ from models.alphafold.structure.structure_module import StructureModule
 Batch = Mapping[str, jax.Array]
 Recycled = dict[str, jax.Array]
 Output = dict[str, Any]
+# Iteration, whether to stop, what the next one recycles, positions to compare with.
+_RecyclingState = tuple[jax.Array, jax.Array, Recycled, dict[str, jax.Array]]
 
 
 def structure_losses(
@@ -59,12 +64,14 @@ def structure_losses(
         and `metrics`.
     """
     chunk = settings.attention_chunk_size
-    atom14 = out["final_atom14_positions"]
-    backbone, last_layer = fape.backbone_fape(out["traj"], batch, config)
-    renamed = fape.rename_ground_truth(atom14, batch, chunk)
-    frames = rigid.from_flat12(out["frames"][-1])
-    side_chains = fape.sidechain_fape(frames, out["atom14_pos"][-1], renamed, batch, config, chunk)
-    chi_losses = chi.supervised_chi_loss(out["unnormalized_angles_sin_cos"], batch)
+    traj = zero_nonfinite_cotangents(out["traj"])
+    backbone, last_layer = fape.backbone_fape(traj, batch, config)
+    renamed = fape.rename_ground_truth(out["final_atom14_positions"], batch, chunk)
+    frames, atoms = zero_nonfinite_cotangents((out["frames"][-1], out["atom14_pos"][-1]))
+    frames = rigid.from_flat12(frames)
+    side_chains = fape.sidechain_fape(frames, atoms, renamed, batch, config, chunk)
+    angles = zero_nonfinite_cotangents(out["unnormalized_angles_sin_cos"])
+    chi_losses = chi.supervised_chi_loss(angles, batch)
 
     fraction = config.sidechain.weight_frac
     loss = (1.0 - fraction) * backbone + fraction * side_chains
@@ -79,6 +86,7 @@ def structure_losses(
     }
     weight = config.structural_violation_loss_weight
     if weight or config.compute_in_graph_metrics:
+        atom14 = zero_nonfinite_cotangents(out["final_atom14_positions"])
         found = violations.find_violations(atom14, batch, config, chunk)
         result["violations"] = found
         result["violation_loss"] = violations.violation_loss(found, batch["atom14_atom_exists"])
@@ -128,6 +136,52 @@ _HEADS = {
 }
 
 
+def _representations(
+    batch: Batch,
+    recycled: Recycled,
+    others: Batch | None,
+    config: ml_collections.ConfigDict,
+    settings: Settings,
+) -> Output:
+    """Run the trunk on one sample of the features, or on several and average.
+
+    A function, because Haiku would put the name of a method into those of the parameters.
+
+    Args:
+        batch: features without recycling axis.
+        recycled: outputs of the iteration before.
+        others: more samples of the features, with a leading axis.
+        config: the `embeddings_and_evoformer` tree.
+        settings: shared settings.
+
+    Returns:
+        What `EmbeddingsAndEvoformer` returns; `msa` is that of `batch`.
+    """
+
+    def trunk(features: Batch) -> dict[str, jax.Array]:
+        return EmbeddingsAndEvoformer(config, settings, name="evoformer")(features)
+
+    features = {**batch, **recycled}
+    if others is None:
+        return trunk(features)
+    params, apply = lift_function(trunk, features)
+    rng = hk.next_rng_key() if settings.uses_dropout else None
+    first = apply(params, rng, features)
+
+    def add(
+        total: dict[str, jax.Array], sample: tuple[jax.Array, Batch]
+    ) -> tuple[dict[str, jax.Array], None]:
+        number, features = sample
+        key = None if rng is None else jax.random.fold_in(rng, number)
+        out = apply(params, key, {**features, **recycled})
+        return {name: value + out[name] for name, value in total.items()}, None
+
+    total = {name: first[name] for name in ("single", "pair", "msa_first_row")}
+    count = jax.tree.leaves(others)[0].shape[0]
+    total, _ = jax.lax.scan(add, total, (jnp.arange(count), dict(others)))
+    return {**first, **{name: value / (count + 1) for name, value in total.items()}}
+
+
 class AlphaFoldIteration(hk.Module):
     """One pass through the network.
 
@@ -148,33 +202,44 @@ class AlphaFoldIteration(hk.Module):
         self._settings = settings
 
     def __call__(
-        self, batch: Batch, recycled: Recycled, *, compute_heads: bool, compute_loss: bool
+        self,
+        batch: Batch,
+        recycled: Recycled,
+        *,
+        compute_heads: bool,
+        compute_loss: bool,
+        others: Batch | None = None,
     ) -> Output:
         """Run the network once.
 
         Args:
             batch: features without recycling axis.
             recycled: outputs of the iteration before, see `recycled_outputs`.
+            others: more samples of the features, with a leading axis. The representations except
+                that of the MSA become averages over all samples; the rest reads `batch`.
             compute_heads: run the heads other than the structure module.
             compute_loss: compute losses too.
 
         Returns:
-            `representations`, one entry per head and, with losses, `total_loss`. Heads with weight
-            0 are left out, except `experimentally_resolved`, which published parameters include.
+            `representations`, one entry per head and, with losses, `total_loss`. The structure
+            module always runs; see `_has_head` for the others.
         """
         c, settings = self._config, self._settings
-        trunk = EmbeddingsAndEvoformer(c.embeddings_and_evoformer, settings, name="evoformer")
-        representations = dict(trunk({**batch, **recycled}))
+        trunk = c.embeddings_and_evoformer
+        representations = _representations(batch, recycled, others, trunk, settings)
         blocks_run = representations.pop("evoformer_blocks_run")
+        # Prediction needs no gradient, so it stays free of the guard.
+        guard = zero_nonfinite_cotangents if compute_loss else lambda tree: tree
 
-        structure = StructureModule(c.heads.structure_module, settings)(representations, batch)
+        structure_module = StructureModule(c.heads.structure_module, settings)
+        structure = structure_module(guard(representations), batch)
         representations["structure_module"] = structure["act"]
         out: Output = {"structure_module": structure}
         if compute_heads:
             for key, (head, name) in _HEADS.items():
-                optional = key == "predicted_aligned_error"
-                if key in c.heads and not (optional and not c.heads[key].weight):
-                    out[key] = head(c.heads[key], settings, name)(representations)
+                if key in c.heads and self._has_head(key, name):
+                    module = head(c.heads[key], settings, name)
+                    out[key] = guard(module(guard(representations)))
 
         total = jnp.zeros(())
         if compute_loss:
@@ -182,9 +247,23 @@ class AlphaFoldIteration(hk.Module):
             out["structure_module"] = {**structure, **losses}
             _head_losses(out, batch, c.heads)
             for key, value in out.items():
-                total = total + c.heads[key].weight * value["loss"]
+                if c.heads[key].weight:
+                    total = total + c.heads[key].weight * value["loss"]
         result = {**out, "representations": representations, "evoformer_blocks_run": blocks_run}
         return {**result, "total_loss": total} if compute_loss else result
+
+    def _has_head(self, key: str, name: str) -> bool:
+        """Whether a head runs: if it has a weight, or if there are parameters for it.
+
+        A fresh model has parameters for heads with a weight and for `experimentally_resolved`,
+        which the published files hold and fine-tuning turns on.
+        """
+        if self._config.heads[key].weight:
+            return True
+        if hk.running_init():
+            return key == "experimentally_resolved"
+        prefix = f"{self.module_name}/{name}/"
+        return any(f"{path}/".startswith(prefix) for path in hk.get_params())
 
 
 def initial_recycled(batch: Batch, config: ml_collections.ConfigDict) -> Recycled:
@@ -237,6 +316,37 @@ def ca_distance_change(before: jax.Array, after: jax.Array, mask: jax.Array) -> 
     return jnp.sqrt(jnp.sum(pairs * change) / (jnp.sum(pairs) + 1e-10))
 
 
+def _iterations_and_samples(slices: int, config: ml_collections.ConfigDict) -> tuple[int, int]:
+    """Tell from the length of a batch's leading axis how it is to be read.
+
+    Args:
+        slices: length of the axis.
+        config: the `model` tree.
+
+    Returns:
+        How often to recycle at most, and slices per iteration.
+
+    Raises:
+        ValueError: if the length does not fit.
+    """
+    resampled, most = config.resample_msa_in_recycling, config.num_recycle
+    passes = most + 1 if resampled else 1
+    if config.get("ensemble_representations", False):
+        if slices % passes:
+            raise ValueError(
+                f"The batch has {slices} slices; with ensemble_representations that must be a "
+                f"multiple of {passes} (num_recycle {most}, resample_msa_in_recycling {resampled})."
+            )
+        return most, slices // passes
+    if slices > most + 1 or (not resampled and slices not in (1, most + 1)):
+        allowed = f"at most {most + 1}" if resampled else f"1, or {most + 1} equal ones"
+        raise ValueError(
+            f"The batch has {slices} slices; num_recycle {most} with resample_msa_in_recycling "
+            f"{resampled} reads {allowed}. Set ensemble_representations to average over more."
+        )
+    return (min(most, slices - 1) if resampled else most), 1
+
+
 class AlphaFold(hk.Module):
     """The model with recycling.
 
@@ -253,76 +363,93 @@ class AlphaFold(hk.Module):
         """Predict a structure.
 
         Args:
-            batch: features with a leading axis of `num_recycle + 1` iterations (without
-                `resample_msa_in_recycling` every iteration reads the first slice). A scalar
-                `num_iter_recycling` (int32) says how often to recycle, 0 to `num_recycle`;
-                without it that often.
+            batch: features with a leading axis of `num_recycle + 1` iterations, or fewer (without
+                `resample_msa_in_recycling` one slice, which every iteration reads, or
+                `num_recycle + 1` equal ones). With `ensemble_representations` in the
+                configuration that many times as many slices: those of one iteration follow each
+                other, and the trunk's representations are averaged over them. An integer
+                `num_iter_recycling`, or the first of several, says how often to recycle, 0 to
+                `num_recycle`; without it that often.
             is_training: use dropout, unless the configuration says `deterministic`.
             compute_loss: compute losses; needs the ground-truth features.
 
         Returns:
             The last iteration's output, see `AlphaFoldIteration`, and `num_recycled`, the number
             of iterations before it (int32 scalar).
+
+        Raises:
+            ValueError: if the leading axis has a length that means none of these.
         """
         c = self._config
         settings = Settings.from_config({**c.global_config, "is_training": is_training})
         embeddings = c.embeddings_and_evoformer
         batch = dict(batch)
-        num_recycle = batch.pop("num_iter_recycling", None)
+        wanted = batch.pop("num_iter_recycling", None)
+        limit, samples = _iterations_and_samples(batch["aatype"].shape[0], c)
 
-        def at(iteration: int | jax.Array) -> Batch:
-            where = iteration if c.resample_msa_in_recycling else 0
-            return {
-                name: jax.lax.dynamic_index_in_dim(value, where, 0, keepdims=False)
+        def at(iteration: int | jax.Array) -> tuple[Batch, Batch | None]:
+            start = samples * iteration if c.resample_msa_in_recycling else 0
+            first = {
+                name: jax.lax.dynamic_index_in_dim(value, start, 0, keepdims=False)
                 for name, value in batch.items()
             }
+            if samples == 1:
+                return first, None
+            others = {
+                name: jax.lax.dynamic_slice_in_dim(value, start + 1, samples - 1)
+                for name, value in batch.items()
+            }
+            return first, others
 
-        def last(features: Batch, recycled: Recycled) -> Output:
+        def last(features: tuple[Batch, Batch | None], recycled: Recycled) -> Output:
+            first, others = features
             return AlphaFoldIteration(c, settings)(
-                features, recycled, compute_heads=True, compute_loss=compute_loss
+                first, recycled, others=others, compute_heads=True, compute_loss=compute_loss
             )
 
-        def earlier(features: Batch, recycled: Recycled) -> Output:
+        def earlier(features: tuple[Batch, Batch | None], recycled: Recycled) -> Output:
+            first, others = features
             return AlphaFoldIteration(c, settings)(
-                features, recycled, compute_heads=False, compute_loss=False
+                first, recycled, others=others, compute_heads=False, compute_loss=False
             )
 
-        recycled = initial_recycled(at(0), embeddings)
+        recycled = initial_recycled(at(0)[0], embeddings)
         params, apply_last = lift_function(last, at(0), recycled)
         rng = hk.next_rng_key() if settings.uses_dropout else None
-        limit = c.num_recycle
-        if c.resample_msa_in_recycling:
-            limit = jax.tree.leaves(batch)[0].shape[0] - 1
         if hk.running_init() or limit == 0:
             out = apply_last(params, rng, at(0), recycled)
             return {**out, "num_recycled": jnp.zeros((), jnp.int32)}
 
-        limit = jnp.asarray(limit if num_recycle is None else num_recycle, jnp.int32)
+        limit = jnp.asarray(limit, jnp.int32)
+        if wanted is not None:
+            limit = jnp.minimum(jnp.ravel(wanted)[0].astype(jnp.int32), limit)
         frozen = jax.tree.map(jax.lax.stop_gradient, params)
         apply_earlier = hk.transform(earlier).apply
         tolerance = settings.recycle_early_stop_tolerance
 
-        def keep_going(state: tuple[jax.Array, jax.Array, Recycled]) -> jax.Array:
-            iteration, settled, _ = state
+        # The last positions are needed twice, to be recycled and to see whether they settle, and
+        # a configuration may ask for one without the other.
+        def keep_going(state: _RecyclingState) -> jax.Array:
+            iteration, settled, _, _ = state
             return (iteration < limit) & ~settled
 
-        def recycle(
-            state: tuple[jax.Array, jax.Array, Recycled],
-        ) -> tuple[jax.Array, jax.Array, Recycled]:
-            iteration, settled, before = state
+        def recycle(state: _RecyclingState) -> _RecyclingState:
+            iteration, settled, before, seen = state
             features = at(iteration)
             key = None if rng is None else jax.random.fold_in(rng, iteration)
             out = apply_earlier(frozen, key, features, before)
-            after = recycled_outputs(out, embeddings)
             if tolerance > 0:
-                change = ca_distance_change(
-                    before["prev_pos"], after["prev_pos"], features["seq_mask"]
-                )
+                atoms = out["structure_module"]["final_atom_positions"]
+                change = ca_distance_change(seen["atoms"], atoms, features[0]["seq_mask"])
                 settled = (iteration > 0) & (change < tolerance)
-            return iteration + 1, settled, after
+                seen = {"atoms": atoms}
+            return iteration + 1, settled, recycled_outputs(out, embeddings), seen
 
-        start = (jnp.zeros((), jnp.int32), jnp.asarray(False), recycled)
-        iteration, _, recycled = jax.lax.while_loop(keep_going, recycle, start)
+        seen = {}
+        if tolerance > 0:
+            seen["atoms"] = jnp.zeros((batch["aatype"].shape[1], rc.NUM_ATOM37, 3))
+        start = (jnp.zeros((), jnp.int32), jnp.asarray(False), recycled, seen)
+        iteration, _, recycled, _ = jax.lax.while_loop(keep_going, recycle, start)
         recycled = jax.tree.map(jax.lax.stop_gradient, recycled)
         key = None if rng is None else jax.random.fold_in(rng, iteration)
         return {**apply_last(params, key, at(iteration), recycled), "num_recycled": iteration}

@@ -3,7 +3,9 @@
 Terms go by the names that users of the field know from their logs: `distogram`, `masked_msa`,
 `fape`, `supervised_chi`, `plddt_loss`, `experimentally_resolved`, `violation`, `tm`. The trap:
 replacing a NaN by zero does not replace its gradient. Zero times an infinite derivative is NaN
-again, so whoever uses `zero_unusable` must clean the gradient too (`finite_gradient`).
+again, so what a term shares with others must reach it through
+`models.alphafold.losses.cotangents.zero_nonfinite_cotangents` (the model does that), and whoever
+uses `zero_unusable` must clean the gradient of what it does not share too (`finite_gradient`).
 
 References:
     J. Jumper et al. 2021, supplement, section 1.9.
@@ -35,7 +37,8 @@ def loss_terms(
 ) -> tuple[Terms, dict[str, float]]:
     """Take the terms and their weights from what the model returned.
 
-    The sum of weight times term is the model's own `total_loss`.
+    The sum of weight times term is the model's own `total_loss`. A term of weight 0 is there to be
+    reported; it has no gradient, so nothing is spent on its backward pass.
 
     Args:
         out: of the model with losses.
@@ -62,6 +65,9 @@ def loss_terms(
     if "violation_loss" in structure:
         terms["violation"] = structure["violation_loss"]
         weights["violation"] = c.weight * c.structural_violation_loss_weight
+    terms = {
+        name: term if weights[name] else jax.lax.stop_gradient(term) for name, term in terms.items()
+    }
     return terms, weights
 
 
@@ -80,8 +86,9 @@ def zero_unusable(terms: Mapping[str, jax.Array]) -> tuple[Terms, Terms]:
 
 
 def total_loss(terms: Mapping[str, jax.Array], weights: Mapping[str, float]) -> jax.Array:
-    """Add the terms by their weights."""
-    return jnp.sum(jnp.stack([weights[name] * term for name, term in terms.items()]))
+    """Add the terms by their weights; one of weight 0 does not count, whatever it is."""
+    weighted = [weights[name] * term for name, term in terms.items() if weights[name]]
+    return jnp.sum(jnp.stack([jnp.zeros(()), *weighted]))
 
 
 def finite_gradient(gradient: optax.Params) -> optax.Params:
