@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("haiku")
 pytest.importorskip("ml_collections")
 
+from models.alphafold import reference
 from models.alphafold.reference import check_case, find_cases, main
 
 SHARED = Path(os.environ.get("JDYNOFF_SHARED", Path(__file__).resolve().parents[3] / "shared"))
@@ -63,6 +64,74 @@ def test_a_number_that_is_not_computed_is_a_miss(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", **archive, **{"out/other": np.zeros(3)})
     assert check_case(tmp_path / f"{name}.json").missing == ("out/other",)
     assert main([str(tmp_path)]) == 1
+
+
+def copy_case(name: str, to: Path, **info: object) -> dict[str, np.ndarray]:
+    """Copy a case's JSON with changes; its arrays are returned, to be stored by the caller."""
+    stored = json.loads((DIRECTORY / f"{name}.json").read_text())
+    stored["config"].update(info.pop("config", {}))
+    (to / f"{name}.json").write_text(json.dumps({**stored, **info}))
+    with np.load(DIRECTORY / f"{name}.npz") as archive:
+        return dict(archive)
+
+
+@needs_numbers
+def test_a_case_that_no_check_is_known_for_is_a_miss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "loss_masked_msa.npz", **copy_case("loss_masked_msa", tmp_path))
+    (tmp_path / "shapes.json").write_text('{"note": "no case"}')
+    np.savez(tmp_path / "weights.npz", **{"param/a/w": np.zeros(2)})
+    assert main([str(tmp_path)]) == 0
+    for name in ("lddt_alone", "loss_of_another_kind"):
+        (tmp_path / f"{name}.json").write_text('{"config": {}, "arrays": {"out/x": [[2], "f4"]}}')
+        np.savez(tmp_path / f"{name}.npz", **{"out/x": np.zeros(2)})
+    np.savez(tmp_path / "evo_orphan.npz", **{"out/x": np.zeros(2)})
+    (tmp_path / "geom_without_arrays.json").write_text('{"arrays": {"out/x": [[2], "f4"]}}')
+    (tmp_path / "broken.json").write_text("{")
+    assert main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "PASS loss_masked_msa" in out
+    assert "MISS lddt_alone" in out
+    assert "No check is known for 'lddt_alone'" in out
+    assert "No check is known for 'loss_of_another_kind'" in out
+    assert "evo_orphan.npz has arrays to compare but no evo_orphan.json" in out
+    assert "MISS geom_without_arrays" in out
+    assert "MISS broken" in out
+    assert "1 of 6 cases pass" in out
+
+
+@needs_numbers
+def test_the_violation_loss_has_the_weight_of_its_case(tmp_path: Path) -> None:
+    name = "loss_structural_violations_noisy"
+    arrays = copy_case(name, tmp_path, config={"structural_violation_loss_weight": 0.25})
+    for key in arrays:
+        if key == "out/loss" or key.startswith("grad/"):
+            arrays[key] = arrays[key] * np.float32(0.25)
+    np.savez(tmp_path / f"{name}.npz", **arrays)
+    result = check_case(tmp_path / f"{name}.json")
+    assert result.passed, result
+
+
+@needs_numbers
+@pytest.mark.parametrize("training", [True, False])
+def test_the_whole_model_runs_in_the_mode_of_its_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    class Called(Exception):
+        pass
+
+    def model(*_: object) -> object:
+        def call(batch: object, *, is_training: bool, compute_loss: bool) -> object:
+            raise Called(is_training)
+
+        return call
+
+    monkeypatch.setattr(reference, "AlphaFold", model)
+    name = "whole_model_recycle0"
+    np.savez(tmp_path / f"{name}.npz", **copy_case(name, tmp_path, is_training=training))
+    with pytest.raises(Called, match=str(training)):
+        check_case(tmp_path / f"{name}.json")
 
 
 def test_an_empty_directory_is_an_error(tmp_path: Path) -> None:
