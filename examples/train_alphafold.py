@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,16 +33,25 @@ from jdynoff.planning.budget import format_bytes
 from models.alphafold.config import MODELS, PRESETS
 from models.alphafold.data import DataError, SkipCounter
 from models.alphafold.data.chain_data_cache import read_chain_data_cache, training_weights
-from models.alphafold.data.datasets import Concatenated, ProteinDataset, openfold_folder
+from models.alphafold.data.datasets import (
+    Concatenated,
+    ProteinDataset,
+    TableOfFiles,
+    only_listed,
+    openfold_folder,
+)
 from models.alphafold.data.registry import cache_dir
+from models.alphafold.data.templates import read_release_dates
 from models.alphafold.training import run
 from models.alphafold.training.checkpoints import CheckpointError, restore_from
 from models.alphafold.training.process_memory import peak_bytes
 from models.alphafold.training.settings import (
+    PRECISIONS,
     SettingsError,
     apply_overrides,
     parse_overrides,
     read_overrides,
+    require_usable,
     training_config,
 )
 from models.alphafold.training.train_step import make_training
@@ -62,13 +72,31 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     data.add_argument("train_alignment_dir", type=Path, nargs="?", help="<file>_<chain>/ folders")
     data.add_argument("template_mmcif_dir", type=Path, nargs="?", help="mmCIF files of templates")
     data.add_argument("output_dir", type=Path, nargs="?", help="where everything goes")
-    data.add_argument("max_template_date", nargs="?", help="YYYY-MM-DD; later ones are left out")
-    data.add_argument("--val_data_dir", type=Path, help="structures of the validation chains")
+    data.add_argument(
+        "max_template_date",
+        nargs="?",
+        type=_date,
+        help="YYYY-MM-DD; later templates are left out, of all sets. Those of an experimental "
+        "structure are in any case 60 days older than itself",
+    )
+    data.add_argument(
+        "--val_data_dir",
+        type=Path,
+        help="structures of the validation chains; without them the first training chains are "
+        "scored, and are called so",
+    )
     data.add_argument("--val_alignment_dir", type=Path)
     data.add_argument("--distillation_data_dir", type=Path, help="predicted structures")
     data.add_argument("--distillation_alignment_dir", type=Path)
     data.add_argument("--distillation_prob", type=float, default=0.75)
     data.add_argument("--train_chain_data_cache_path", type=Path, help="filters and weights")
+    data.add_argument("--distillation_chain_data_cache_path", type=Path)
+    data.add_argument("--train_filter_path", type=Path, help="chains to use, one name a line")
+    data.add_argument(
+        "--template_release_dates_cache_path",
+        type=Path,
+        help="JSON of entry to YYYY-MM-DD: files of later templates are not opened",
+    )
     data.add_argument(
         "--bad_files", choices=("skip", "raise"), default="skip", help="skip counts and warns"
     )
@@ -83,7 +111,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     settings.add_argument("--model", choices=MODELS, default="model_1")
     settings.add_argument("--experiment_config_json", type=Path, help="overrides in a file")
     settings.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="overrides")
-    settings.add_argument("--precision", choices=("32", "bf16"), default="32")
+    settings.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="32",
+        help="bf16 and bf16-mixed are the same: bfloat16 activations of the trunk over float32 "
+        "parameters and optimiser",
+    )
     settings.add_argument("--seed", type=int)
     settings.add_argument("--batch_size", type=int)
     settings.add_argument("--accumulate_grad_batches", type=int)
@@ -92,7 +126,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     settings.add_argument("--train_epoch_len", type=int, help="samples of one epoch")
     settings.add_argument("--max_steps", type=int, help="stop when so many are done in all")
     settings.add_argument("--checkpoint_every_n_steps", type=int)
+    settings.add_argument(
+        "--checkpoint_every_epoch",
+        action="store_true",
+        default=None,
+        help="besides; these checkpoints are all kept",
+    )
     settings.add_argument("--validate_every_n_steps", type=int)
+    settings.add_argument("--log_every_n_steps", type=int)
+    settings.add_argument(
+        "--log_lr", action="store_true", help="changes nothing: train/lr is always recorded"
+    )
 
     start = parser.add_argument_group("starting point")
     start.add_argument(
@@ -113,7 +157,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     memory = parser.add_argument_group("memory")
     memory.add_argument(
         "--budget",
-        help='device memory of a step: "8GiB", "min" (default), "device", or "none" for plain JAX',
+        help='device memory of a step: "8GiB", "min" (default), "device", "none" for plain JAX; '
+        f'with --demo "{trunk_demo.SHARE_BUDGET}" (default), 1/{trunk_demo.SHARE} of plain JAX',
     )
     memory.add_argument("--spill_dir", type=Path, action="append", help="where bytes may go")
 
@@ -125,6 +170,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _date(text: str) -> str:
+    """A date as it is compared with those of files."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date YYYY-MM-DD") from error
+
+
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     folders = (options.train_data_dir, options.train_alignment_dir, options.template_mmcif_dir)
     if options.demo:
@@ -134,6 +187,13 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     options.output_dir = options.output_dir or options.out
     if options.output_dir is None:
         parser.error("where should the run go? give DATA ALIGNMENTS TEMPLATES OUT, or --out OUT")
+    for dependent, needed in (
+        ("distillation_chain_data_cache_path", "distillation_data_dir"),
+        ("val_data_dir", "train_data_dir"),
+        ("distillation_data_dir", "train_data_dir"),
+    ):
+        if getattr(options, dependent) is not None and getattr(options, needed) is None:
+            parser.error(f"--{dependent} needs {needed}")
     for one, other in (
         ("val_data_dir", "val_alignment_dir"),
         ("distillation_data_dir", "distillation_alignment_dir"),
@@ -163,12 +223,15 @@ def configure(options: argparse.Namespace) -> ml_collections.ConfigDict:
         "max_epochs",
         "train_epoch_len",
         "checkpoint_every_n_steps",
+        "checkpoint_every_epoch",
         "validate_every_n_steps",
+        "log_every_n_steps",
     ):
         value = getattr(options, name)
         if value is not None:
             apply_overrides(config, {f"train.{name}": value})
     apply_overrides(config, parse_overrides(options.overrides))
+    require_usable(config)
     return config
 
 
@@ -179,74 +242,108 @@ def gather(options: argparse.Namespace) -> tuple[run.Data, str]:
         DataError: they are not there.
     """
     counter = SkipCounter(policy=options.bad_files)
-    if options.train_data_dir is None:
-        names = tuple(options.proteins.split(",")) if options.proteins else ()
-        source = protein_sources.choose(
-            options.data, synthetic=options.synthetic, names=names, counter=counter
-        )
-        train, description = source.dataset, source.description
-        validation: ProteinDataset | None = train
+    whole, description = _training_set(options, counter)
+    train = whole
+    if options.train_filter_path is not None:
+        train = only_listed(whole, options.train_filter_path)
+        description = f"{len(train)} of {description}, listed in {options.train_filter_path}"
+    if options.val_data_dir is None:
+        validation, validation_name = train, "training chains (there is no validation set)"
     else:
-        train = openfold_folder(
-            options.train_data_dir,
-            options.train_alignment_dir,
-            options.template_mmcif_dir,
-            counter=counter,
-            max_template_date=options.max_template_date,
-        )
-        description, validation = f"{len(train)} chains of {options.train_alignment_dir}", None
-    if options.val_data_dir is not None:
-        validation = openfold_folder(
-            options.val_data_dir,
-            options.val_alignment_dir,
-            options.template_mmcif_dir,
-            counter=counter,
-        )
-    weights = None
-    if options.train_chain_data_cache_path is not None:
-        weights = training_weights(
-            train, read_chain_data_cache(options.train_chain_data_cache_path)
-        )
+        validation, validation_name = _folder(options, counter, "val"), "validation"
+    weights = _weights(train, options.train_chain_data_cache_path)
+    data: ProteinDataset = train
     if options.distillation_data_dir is not None:
-        distillation = openfold_folder(
-            options.distillation_data_dir,
-            options.distillation_alignment_dir,
-            options.template_mmcif_dir,
-            counter=counter,
-            is_distillation=True,
+        distillation = _folder(options, counter, "distillation")
+        distilled = _weights(distillation, options.distillation_chain_data_cache_path)
+        data, weights = _mixed(
+            (train, distillation), (weights, distilled), options.distillation_prob
         )
-        train, weights = _mixed(train, weights, distillation, options.distillation_prob)
+        description += f" and {len(distillation)} of {options.distillation_alignment_dir}"
     if counter.counts:
         description += f"; {counter.summary()}"
-    data = run.Data(train, validation, weights, skip_bad_files=options.bad_files == "skip")
-    return data, description
+    return (
+        run.Data(
+            data,
+            validation,
+            weights,
+            skip_bad_files=options.bad_files == "skip",
+            validation_name=validation_name,
+        ),
+        description,
+    )
+
+
+def _training_set(options: argparse.Namespace, counter: SkipCounter) -> tuple[ProteinDataset, str]:
+    """The set to learn from, without distillation, and what it is."""
+    if options.train_data_dir is not None:
+        folder = _folder(options, counter, "train")
+        return folder, f"{len(folder)} chains of {options.train_alignment_dir}"
+    names = tuple(options.proteins.split(",")) if options.proteins else ()
+    source = protein_sources.choose(
+        options.data, synthetic=options.synthetic, names=names, counter=counter
+    )
+    dataset = source.dataset
+    if isinstance(dataset, TableOfFiles):
+        dataset = dataclasses.replace(dataset, **_about_templates(options))
+    return dataset, source.description
+
+
+def _folder(options: argparse.Namespace, counter: SkipCounter, kind: str) -> TableOfFiles:
+    """The set whose folders are the options `<kind>_data_dir` and `<kind>_alignment_dir`."""
+    return openfold_folder(
+        getattr(options, f"{kind}_data_dir"),
+        getattr(options, f"{kind}_alignment_dir"),
+        options.template_mmcif_dir,
+        counter=counter,
+        is_distillation=kind == "distillation",
+        **_about_templates(options),
+    )
+
+
+def _about_templates(options: argparse.Namespace) -> dict[str, Any]:
+    """What holds for the templates of every set."""
+    path = options.template_release_dates_cache_path
+    return {
+        "template_policy": options.bad_files,
+        "max_template_date": options.max_template_date,
+        "release_dates": None if path is None else read_release_dates(path),
+    }
+
+
+def _weights(dataset: ProteinDataset, cache_path: Path | None) -> list[float] | None:
+    return (
+        None if cache_path is None else training_weights(dataset, read_chain_data_cache(cache_path))
+    )
 
 
 def _mixed(
-    train: ProteinDataset,
-    weights: Sequence[float] | None,
-    distillation: ProteinDataset,
+    parts: tuple[ProteinDataset, ProteinDataset],
+    weights: tuple[Sequence[float] | None, Sequence[float] | None],
     probability: float,
 ) -> tuple[ProteinDataset, list[float]]:
     """Both sets as one, drawn from the second with the given probability."""
-    mixed = Concatenated((train, distillation))
-    drawn = mixed.weights((1.0 - probability, probability))
-    if weights is not None:
-        total = sum(weights)
-        drawn[: len(train)] = [(1.0 - probability) * weight / total for weight in weights]
-    return mixed, drawn
+    drawn: list[float] = []
+    for part, chosen, share in zip(parts, weights, (1.0 - probability, probability), strict=True):
+        inside = [1.0] * len(part) if chosen is None else chosen
+        drawn.extend(share * weight / sum(inside) for weight in inside)
+    return Concatenated(parts), drawn
 
 
-def manage(options: argparse.Namespace, console: Console) -> Callable[[run.Step], run.Step]:
+def manage(
+    options: argparse.Namespace, console: Console, compiler_options: run.CompilerOptions = None
+) -> Callable[[run.Step], run.Step]:
     """Make what turns the train step into the callable that runs it."""
     budget = "min" if options.budget is None else options.budget
     if budget == _NO_BUDGET:
-        return run.jitted
+        return lambda step: run.jitted(step, compiler_options)
     tiers = [jdynoff.Disk(str(path)) for path in options.spill_dir] if options.spill_dir else None
 
     def wrap(step: run.Step) -> run.Step:
         managed = jdynoff.managed(
-            run.jitted(step), budget=None if budget == _DEVICE_BUDGET else budget, tiers=tiers
+            run.jitted(step, compiler_options),
+            budget=None if budget == _DEVICE_BUDGET else budget,
+            tiers=tiers,
         )
         reported: list[Any] = []
 
@@ -288,7 +385,7 @@ def start_from(
     return None, restore_from(source, make_training(config).state_shapes()).state.params
 
 
-def summary(result: run.Result, folder: Path) -> Table:
+def summary(result: run.Result, folder: Path, validation_name: str) -> Table:
     """What the run ended with."""
     table = Table(title="run", title_justify="left", show_header=False)
     table.add_column(style="bold")
@@ -297,6 +394,7 @@ def summary(result: run.Result, folder: Path) -> Table:
         first, last = trunk_demo.ends(list(result.losses))
         table.add_row("loss", f"{first:.3f} at first, {last:.3f} at last")
     if result.validation is not None:
+        table.add_row("val/ is of", validation_name)
         for name, value in result.validation.scores.items():
             table.add_row(f"val/{name}", f"{value:.3f}")
     zeroed = ", ".join(f"{name}: {count}" for name, count in sorted(result.zeroed.items()))
@@ -308,7 +406,9 @@ def summary(result: run.Result, folder: Path) -> Table:
     return table
 
 
-def train(options: argparse.Namespace, console: Console) -> None:
+def train(
+    options: argparse.Namespace, console: Console, compiler_options: run.CompilerOptions = None
+) -> None:
     """Train the whole model."""
     config = configure(options)
     data, description = gather(options)
@@ -316,6 +416,8 @@ def train(options: argparse.Namespace, console: Console) -> None:
         f"Training {config.name} ({config.preset}) on [bold]{description}[/] into "
         f"{options.output_dir}."
     )
+    if options.log_lr:
+        console.print("--log_lr changes nothing: the learning rate is always recorded as train/lr.")
     source, params = start_from(options, config)
     result = run.train(
         config,
@@ -324,10 +426,11 @@ def train(options: argparse.Namespace, console: Console) -> None:
         steps=options.max_steps,
         resume_from=source,
         initial_params=params,
-        wrap_step=manage(options, console),
+        wrap_step=manage(options, console, compiler_options),
+        validation_compiler_options=compiler_options,
         console=console,
     )
-    console.print(summary(result, options.output_dir))
+    console.print(summary(result, options.output_dir, data.validation_name))
 
 
 def demonstrate(options: argparse.Namespace, console: Console) -> None:
@@ -337,14 +440,18 @@ def demonstrate(options: argparse.Namespace, console: Console) -> None:
     trunk_demo.run(
         source,
         sizes=sizes,
-        budget="min" if options.budget is None else options.budget,
+        budget=options.budget or trunk_demo.SHARE_BUDGET,
         seed=options.seed or 0,
         console=console,
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, compiler_options: run.CompilerOptions = None) -> int:
     """Run the example.
+
+    Args:
+        argv: the command line; None for that of the process.
+        compiler_options: of XLA for training; None for the usual ones, tests compile in a hurry.
 
     Returns:
         The exit status: 1 after a failure that the user can mend, whose text has been printed.
@@ -354,13 +461,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_compilation_cache_dir", str(cache_dir().parent / "xla"))
     console = Console()
     try:
-        (demonstrate if options.demo else train)(options, console)
+        if options.demo:
+            demonstrate(options, console)
+        else:
+            train(options, console, compiler_options)
     except (
         DataError,
         CheckpointError,
         jdynoff.JdynoffError,
         SettingsError,
         WeightsError,
+        trunk_demo.ShareExceededError,
     ) as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False)

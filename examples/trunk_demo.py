@@ -1,9 +1,10 @@
 """The demonstration behind `make demo`: the Evoformer trunk on real proteins in 1/8 of the memory.
 
 It compiles the step once as plain JAX, only to ask XLA what that would need, and never runs it;
-then it trains the managed step and prints the plan, the falling loss, and what really happened. The
-trap: XLA's figure for the plain step does not depend on how well its machine code is optimised, so
-that compile leaves the optimisation out and takes half the time.
+then it trains the managed step and prints the plan, the falling loss, and what really happened. A
+step that took more than its share is a failure. The trap: XLA's figure for the plain step does not
+depend on how well its machine code is optimised, so that compile leaves the optimisation out and
+takes half the time.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from rich.table import Table
 import jdynoff
 from examples.protein_sources import Source
 from jdynoff.planning.budget import format_bytes
+from jdynoff.planning.plan import MemoryUse
 from models.alphafold.config import trunk_config
 from models.alphafold.data import FeatureConfig, SkipCounter
 from models.alphafold.data.loader import ExampleLoader, LoaderConfig
 from models.alphafold.training import process_memory
 from models.alphafold.trunk import make_trunk_step
 
-#: The managed step must fit into this share of what plain JAX needs.
+#: As a budget: this share of what plain JAX needs.
+SHARE_BUDGET = "share"
 SHARE = 8
 # Only for compiling the plain step, which never runs: leaves buffers as they are.
 UNOPTIMISED: dict[str, bool | int | str] = {
@@ -71,6 +74,10 @@ class Sizes:
         return config
 
 
+class ShareExceededError(Exception):
+    """The managed step took more than its share of what plain JAX needs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What the demonstration measured.
@@ -78,7 +85,9 @@ class Outcome:
     Attributes:
         plain_bytes: what plain JAX needs for the step, by XLA's figures.
         budget_bytes: what the managed step was allowed; None for the least possible.
-        device_peak_bytes: what the managed step needs, the manager's pool included.
+        device_peak_bytes: what the managed step was planned to need, the manager's pool included.
+        real_peak_bytes: what the program that ran needs by XLA's figures, and the most that the
+            manager's pool held.
         resident_bytes: what the process occupied before the first step: libraries, compiler.
         process_peak_bytes: the most that it occupied while it trained.
         losses: of every step, by name.
@@ -90,12 +99,32 @@ class Outcome:
     plain_bytes: int
     budget_bytes: int | None
     device_peak_bytes: int
+    real_peak_bytes: int
     resident_bytes: int
     process_peak_bytes: int
     losses: Mapping[str, list[float]]
     bytes_moved: int
     stall_seconds: float
     seconds: float
+
+    @property
+    def share_bytes(self) -> int:
+        """What the managed step may take."""
+        return self.plain_bytes // SHARE
+
+    def check_share(self) -> None:
+        """Holds the run against its promise.
+
+        Raises:
+            ShareExceededError: the step took more than `share_bytes`.
+        """
+        for name, peak in (("planned", self.device_peak_bytes), ("real", self.real_peak_bytes)):
+            if peak > self.share_bytes:
+                raise ShareExceededError(
+                    f"the {name} device peak of the step is {in_bytes(peak)}, more than 1/{SHARE} "
+                    f"of plain JAX's {in_bytes(self.plain_bytes)}, which is "
+                    f"{in_bytes(self.share_bytes)}."
+                )
 
 
 def run(
@@ -112,7 +141,7 @@ def run(
     Args:
         source: the proteins.
         sizes: of the network, the crops and the run.
-        budget: as in `jdynoff.managed`; "share" for 1/8 of what plain JAX needs.
+        budget: as in `jdynoff.managed`; "share" for 1/8 of what plain JAX needs, in bytes.
         seed: of parameters, dropout and data.
         console: where to print.
         compiler_options: of XLA for the step; None for the usual ones.
@@ -122,6 +151,7 @@ def run(
 
     Raises:
         BudgetError: the step does not fit the budget.
+        ShareExceededError: the budget was the share, and the step took more.
     """
     config = sizes.config()
     train_step, init, spec = make_trunk_step(config)
@@ -132,15 +162,19 @@ def run(
     state = init(jax.random.key(seed))
     with console.status("asking XLA what plain JAX needs (compiled, never run)"):
         plain_bytes = plain_need(jitted, state, spec)
-    console.print(f"Plain JAX needs [bold]{format_bytes(plain_bytes)}[/] for one step.")
+    console.print(f"Plain JAX needs [bold]{in_bytes(plain_bytes)}[/] for one step.")
 
-    step = jdynoff.managed(jitted, budget=plain_bytes // SHARE if budget == "share" else budget)
+    is_share = budget == SHARE_BUDGET
+    if is_share:
+        budget = plain_bytes // SHARE
+        console.print(f"The budget is 1/{SHARE} of that: [bold]{in_bytes(budget)}[/].")
+    step = jdynoff.managed(jitted, budget=budget)
     with console.status("planning and compiling the managed step"):
         plan = step.plan(state, spec)
     console.print(plan)
 
     losses: dict[str, list[float]] = {name: [] for name in _LOSSES}
-    moved, stalled, seconds = 0, 0.0, 0.0
+    moved, stalled, seconds, pool_peak = 0, 0.0, 0.0, 0
     batches = _batches(source, config, spec, seed)
     resident = process_memory.release_unused()
     process_memory.reset_peak()
@@ -155,6 +189,7 @@ def run(
                 losses[name].append(float(metrics[name]))
             moved += stats.bytes_offloaded + stats.bytes_reloaded
             stalled += stats.stall_seconds
+            pool_peak = max(pool_peak, stats.pool_peak_bytes)
             done = len(losses["loss"])
             progress.update(
                 task,
@@ -166,12 +201,15 @@ def run(
                 console.print(f"step {done}: loss {losses['loss'][-1]:.3f}")
             if done == sizes.steps:
                 break
+    process_peak = process_memory.peak_bytes()
+    ran = MemoryUse.of(step.lower(state, spec).compile().memory_analysis())
     outcome = Outcome(
         plain_bytes=plain_bytes,
         budget_bytes=plan.budget_bytes,
         device_peak_bytes=plan.device_peak_bytes,
+        real_peak_bytes=ran.total_bytes + pool_peak,
         resident_bytes=resident,
-        process_peak_bytes=process_memory.peak_bytes(),
+        process_peak_bytes=process_peak,
         losses=losses,
         bytes_moved=moved,
         stall_seconds=stalled,
@@ -179,6 +217,8 @@ def run(
     )
     _print_losses(outcome, console)
     _print_figures(outcome, console)
+    if is_share:
+        outcome.check_share()
     return outcome
 
 
@@ -190,13 +230,12 @@ def plain_need(jitted: object, *specs: object) -> int:
         *specs: its arguments, as trees of arrays or `jax.ShapeDtypeStruct`s.
     """
     compiled = jitted.lower(*specs).compile(compiler_options=UNOPTIMISED)  # type: ignore[attr-defined]
-    memory = compiled.memory_analysis()
-    return int(
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-    )
+    return MemoryUse.of(compiled.memory_analysis()).total_bytes
+
+
+def in_bytes(size: int) -> str:
+    """A number of bytes, exactly and for people."""
+    return f"{size:,} bytes ({format_bytes(size)})"
 
 
 def _batches(
@@ -258,17 +297,26 @@ def _print_losses(outcome: Outcome, console: Console) -> None:
 
 def _print_figures(outcome: Outcome, console: Console) -> None:
     steps = len(outcome.losses["loss"])
-    share = outcome.plain_bytes / outcome.device_peak_bytes
-    allowed = outcome.budget_bytes
-    budget = "the least possible" if allowed is None else format_bytes(allowed)
+    plain, allowed = outcome.plain_bytes, outcome.budget_bytes
+    budget = "the least possible" if allowed is None else in_bytes(allowed)
     table = Table(title="What it took", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(overflow="fold")
     for row in (
-        ("plain JAX", format_bytes(outcome.plain_bytes), "XLA's figure for the same step"),
-        ("budget", budget, ""),
-        ("device peak", format_bytes(outcome.device_peak_bytes), f"1/{share:.1f} of plain JAX"),
+        ("plain JAX", in_bytes(plain), "XLA's figure for the same step"),
+        ("budget", budget, "" if allowed is None else f"1/{plain / allowed:.1f} of plain JAX"),
+        (
+            "device peak, planned",
+            in_bytes(outcome.device_peak_bytes),
+            f"1/{plain / outcome.device_peak_bytes:.1f} of plain JAX",
+        ),
+        (
+            "device peak, real",
+            in_bytes(outcome.real_peak_bytes),
+            f"1/{plain / outcome.real_peak_bytes:.1f} of plain JAX: XLA's figure for the program "
+            "that ran, and the most that the manager's pool held",
+        ),
         (
             "process peak",
             format_bytes(outcome.process_peak_bytes),
