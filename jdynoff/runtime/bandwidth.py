@@ -23,7 +23,7 @@ from jdynoff._native import Manager
 from jdynoff.primitives import transfer
 
 CHUNK_BYTES = 1 << 20
-"""Size of one transfer, the same as the manager's."""
+"""Size of one transfer, the same as the manager's at most."""
 
 THREADS = 4
 """Transfers at once, as many as the manager makes."""
@@ -65,32 +65,36 @@ class PlainCopy:
     transfer is a copy in memory, that alone is worth a fifth.
     """
 
-    def __init__(self, path: str, size: int, memory: int = 0) -> None:
+    def __init__(
+        self, path: str, size: int, memory: int = 0, block_bytes: int = CHUNK_BYTES
+    ) -> None:
         """Allocates the file.
 
         Args:
             path: A directory, in which a file without a name is made; or a file, whose content
                 is lost.
-            size: Bytes; rounded down to whole chunks.
+            size: Bytes; rounded down to whole blocks.
             memory: Bytes of memory that the blocks are taken from in turn; one for each thread
                 at least.
+            block_bytes: Size of one transfer, a multiple of the page size.
 
         Raises:
             OSError: If there is no room, or the path cannot be written to.
         """
-        self._size = max(size // CHUNK_BYTES, 1) * CHUNK_BYTES
+        self._block_bytes = block_bytes
+        self._size = max(size // block_bytes, 1) * block_bytes
         self._fd, self._direct = _open(path)
         try:
             os.posix_fallocate(self._fd, 0, self._size)
         except OSError:
             os.close(self._fd)
             raise
-        per_thread = max(memory // CHUNK_BYTES // THREADS, 1)
+        per_thread = max(memory // block_bytes // THREADS, 1)
         self._blocks = [
-            [mmap.mmap(-1, CHUNK_BYTES) for _ in range(per_thread)] for _ in range(THREADS)
+            [mmap.mmap(-1, block_bytes) for _ in range(per_thread)] for _ in range(THREADS)
         ]
         for block in itertools.chain(*self._blocks):
-            block.write(os.urandom(CHUNK_BYTES))
+            block.write(os.urandom(block_bytes))
 
     def close(self) -> None:
         """Closes the file, which frees one without a name."""
@@ -98,11 +102,12 @@ class PlainCopy:
 
     def _transfer(self, thread: int, write: bool) -> None:
         move = os.pwritev if write else os.preadv
-        offsets = range(thread * CHUNK_BYTES, self._size, THREADS * CHUNK_BYTES)
+        size = self._block_bytes
+        offsets = range(thread * size, self._size, THREADS * size)
         for offset, block in zip(offsets, itertools.cycle(self._blocks[thread])):
             moved = move(self._fd, [block], offset)
-            if moved != CHUNK_BYTES:
-                raise OSError(f"moved {moved} of {CHUNK_BYTES} bytes at offset {offset}")
+            if moved != size:
+                raise OSError(f"moved {moved} of {size} bytes at offset {offset}")
 
     def run(self) -> Rates:
         """Copies everything out, then back.
