@@ -75,6 +75,7 @@ def managed(
     budget: int | str | None = None,
     tiers: Sequence[Disk] | None = None,
     min_bytes: int = DEFAULT_MIN_BYTES,
+    flops_per_byte: float = 0.0,
     verify: bool = False,
 ) -> Any:
     """Makes a train step run within a budget of device memory.
@@ -97,6 +98,10 @@ def managed(
       tiers: where bytes go that do not fit the pool, e.g. `[jdynoff.Disk("/scratch")]`. Default:
         a directory on a real disk, or `JDYNOFF_SPILL_DIR`.
       min_bytes: arrays smaller than this many bytes are never moved.
+      flops_per_byte: how many FLOPs to spend on computing a value again rather than move one byte
+        of it. At 0 only elementwise, layout and reduction operations are computed again; at 16
+        attention logits of narrow heads too; at infinity whatever follows from arguments, carries
+        and what is moved anyway. What it costs depends on the machine: measure.
       verify: whether to check a checksum of everything that comes back from disk.
 
     Returns:
@@ -114,11 +119,23 @@ def managed(
     """
     if fun is None:
         return functools.partial(
-            managed, budget=budget, tiers=tiers, min_bytes=min_bytes, verify=verify
+            managed,
+            budget=budget,
+            tiers=tiers,
+            min_bytes=min_bytes,
+            flops_per_byte=flops_per_byte,
+            verify=verify,
         )
 
     def wrap(jitted: Callable[..., Any]) -> Managed:
-        return Managed(jitted, budget=budget, tiers=tiers, min_bytes=min_bytes, verify=verify)
+        return Managed(
+            jitted,
+            budget=budget,
+            tiers=tiers,
+            min_bytes=min_bytes,
+            flops_per_byte=flops_per_byte,
+            verify=verify,
+        )
 
     return adapt(fun, wrap)
 
@@ -133,6 +150,7 @@ class Managed:
         budget: int | str | None,
         tiers: Sequence[Disk] | None,
         min_bytes: int,
+        flops_per_byte: float,
         verify: bool,
     ) -> None:
         self._jitted: Any = fun if jax_compat.jit_options(fun) is not None else jax.jit(fun)
@@ -142,6 +160,7 @@ class Managed:
         self._budget = parse_budget(budget)
         self._tiers = None if tiers is None else check_tiers(tiers)
         self._min_bytes = min_bytes
+        self._price = flops_per_byte
         self._verify = verify
         self._lock = threading.RLock()  # guards the fields below; held while planning
         self._variants: dict[int, _Variant] = {}
@@ -392,6 +411,7 @@ class Managed:
                 compile_program,
                 always_minimum=with_minimum,
                 has_disk=self._tiers is None or bool(self._tiers),
+                price=self._price,
                 index_seconds=variant.index_seconds,
             )
         finally:

@@ -56,6 +56,7 @@ def search(
     *,
     always_minimum: bool,
     has_disk: bool = True,
+    price: float = 0.0,
     index_seconds: float = 0.0,
 ) -> Choice:
     """Chooses the decisions for one signature.
@@ -67,13 +68,14 @@ def search(
       compile_program: emits and compiles decisions.
       always_minimum: whether to compile the least-memory program even if the step fits unchanged
         (for a plan, which must name `min_feasible_bytes`).
+      price: FLOPs that are paid for computing again rather than move one byte.
       has_disk: whether there is a far tier; without one the pool must hold all that is moved.
       index_seconds: what indexing the program took, for the plan's figures.
 
     Raises:
       BudgetError: if even the least-memory program does not fit.
     """
-    found = _Search(program, budget, min_bytes, compile_program, has_disk)
+    found = _Search(program, budget, min_bytes, compile_program, has_disk, price)
     found.planning_seconds = index_seconds
     return found.run(always_minimum)
 
@@ -86,12 +88,14 @@ class _Search:
         min_bytes: int,
         compile_program: Compile,
         has_disk: bool,
+        price: float,
     ) -> None:
         self.program = program
         self.budget = budget
         self.min_bytes = min_bytes
         self.compile_program = compile_program
         self.has_disk = has_disk
+        self.price = price
         self.compiled: dict[int, Compiled] = {}
         self.planning_seconds = 0.0
         self.plain = Simulation(program, Decisions(), residency(program, Decisions()))
@@ -133,7 +137,7 @@ class _Search:
     def decide(self, allowance: int | None) -> tuple[Decisions, Simulation]:
         """Decisions whose simulated peak is `allowance`, or the least; sites kept if they fit."""
         started = time.perf_counter()
-        decisions = find_sites(self.program, self.min_bytes)
+        decisions = find_sites(self.program, self.min_bytes, self.price)
         simulation = Simulation(self.program, decisions, residency(self.program, decisions))
         least = simulation.lower_bound()
         if allowance is None:

@@ -74,6 +74,7 @@ def decide(
     min_bytes: int = 1,
     keep: Callable[[Sequence[Site]], Sequence[Site]] = lambda sites: (),
     share: float | None = 0.0,
+    price: float = 0.0,
 ) -> Decisions:
     """Makes decisions that need not come from any budget.
 
@@ -83,8 +84,9 @@ def decide(
       keep: chooses the sites that stay in XLA.
       share: where between the least possible and the unspilled peak straight-line code is to
         stay; None leaves it alone.
+      price: FLOPs to pay for computing again rather than move one byte.
     """
-    decisions = find_sites(program, min_bytes)
+    decisions = find_sites(program, min_bytes, price)
     movable = [site for site in decisions.moved() if site.value is not None]
     for site in keep(movable):
         site.kept = True

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -175,6 +176,7 @@ def derivative(kind: str, body: Sequence[Any]) -> Callable[..., Any]:
     kept=st.integers(0, 2**16 - 1),
     share=st.sampled_from([0.0, 0.0, 0.5, None]),
     pages=st.sampled_from([3, 9, None]),
+    price=st.sampled_from([0.0, 0.0, math.inf]),
 )
 def test_a_rewritten_random_program_gives_the_same_results(
     body: tuple[Any, ...],
@@ -183,6 +185,7 @@ def test_a_rewritten_random_program_gives_the_same_results(
     kept: int,
     share: float | None,
     pages: int | None,
+    price: float,
     spill_directory: Path,
 ) -> None:
     def keep(sites: Sequence[Site]) -> Sequence[Site]:
@@ -197,7 +200,7 @@ def test_a_rewritten_random_program_gives_the_same_results(
     expected = quick(step)(*arguments)
     manager = Manager(str(spill_directory))
     for choose in (lambda sites: (), keep):
-        rewritten = rewrite(step, arguments, keep=choose, share=share)
+        rewritten = rewrite(step, arguments, keep=choose, share=share, price=price)
         pool = None if pages is None else pages * PAGE_BYTES
         found, record = rewritten.run(arguments, manager, pool)
         assert difference_in_ulps(expected, found) <= ULPS
