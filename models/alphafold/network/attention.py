@@ -22,7 +22,7 @@ _MASKED_LOGIT = -1e9
 
 def _softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax over the last axis in float32, keys with mask 0 left out; result in float32."""
-    # Added, not selected: the derivative of a selection keeps its condition, as large as the logits.
+    # Added, not selected: the derivative of a selection keeps a condition as large as the logits.
     penalty = jnp.where(mask > 0, 0.0, _MASKED_LOGIT).astype(jnp.float32)
     return jax.nn.softmax(logits.astype(jnp.float32) + penalty, axis=-1)
 
