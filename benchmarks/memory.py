@@ -90,7 +90,7 @@ def switch_claims(run: bool, sharding: Any = None) -> list[Claim]:
             f"{megabytes(plain):.0f} MB",
             megabytes(plan.memory.temporary_bytes),
             "MB",
-            _TEMPORARIES_MB,
+            _TEMPORARIES_MB if sharding is None else None,
             note='XLA memory_analysis at budget="min"',
         )
     ]
