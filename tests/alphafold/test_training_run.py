@@ -20,7 +20,8 @@ pytest.importorskip("tensorboardX")
 from examples.protein_sources import synthetic_proteins
 from models.alphafold.compiling import RUN_ONCE
 from models.alphafold.data.datasets import InMemory
-from models.alphafold.training import run
+from models.alphafold.data.errors import DataError, SkipCounter
+from models.alphafold.training import run, train_step, validation
 from models.alphafold.training.checkpoints import CheckpointError
 from models.alphafold.training.settings import training_config
 from models.alphafold.training.train_step import make_training, update_average
@@ -138,6 +139,32 @@ def test_one_step_moves_the_average_by_the_rest_of_its_decay(two_samples) -> Non
     assert float(metrics["lr"]) > 0
 
 
+def test_the_weight_of_fape_scales_fape_alone(monkeypatch) -> None:
+    def loss(params, rng, features):
+        structure = {
+            "backbone_fape": params["a"]["w"],
+            "sidechain_fape": jnp.asarray(7.0),
+            "chi_loss": jnp.asarray(11.0),
+            "angle_norm_loss": jnp.asarray(13.0),
+            "violation_loss": jnp.asarray(17.0),
+            "final_atom_positions": features["all_atom_positions"][0],
+        }
+        return None, {"structure_module": structure, "distogram": {"loss": jnp.asarray(2.0)}}
+
+    model = train_step.Model(None, None, loss)
+    monkeypatch.setattr(train_step, "make_model", lambda config: model)
+
+    def unscaled(weight: float) -> float:
+        training = make_training(tiny_config(fape_weight=weight))
+        batch = {name: jnp.ones(leaf.shape, leaf.dtype) for name, leaf in training.spec.items()}
+        state = training.state_of({"a": {"w": jnp.asarray(5.0)}})
+        return float(training.step(state, batch)[1]["unscaled_loss"])
+
+    fape = 0.5 * (5.0 + 7.0)
+    assert unscaled(3.0) - unscaled(1.0) == pytest.approx(2.0 * fape)
+    assert unscaled(0.0) == pytest.approx(unscaled(1.0) - fape)
+
+
 def test_averages_follow_the_formula() -> None:
     average = update_average({"a": {"w": jnp.ones(2)}}, {"a": {"w": jnp.zeros(2)}}, 0.999)
     np.testing.assert_allclose(average["a"]["w"], 0.999, rtol=1e-6)
@@ -224,6 +251,54 @@ def test_zeroed_terms_are_a_counted_warning(tmp_path) -> None:
     assert "fape was not finite in step 1" in texts[0]
     assert "2 times so far" in texts[1]
     assert result.zeroed == {"fape": 2}
+
+
+@dataclasses.dataclass
+class Watched:
+    """Three proteins, the first of which cannot be read and the others have a bad template."""
+
+    read: list[int] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(PROTEINS)
+
+    def __getitem__(self, index: int):
+        self.read.append(index)
+        if index == 0:
+            raise DataError("cut short", source="0.cif", kind="truncated")
+        fault = DataError("cut short", source="template.cif", kind="truncated")
+        return dataclasses.replace(PROTEINS[index], template_faults=(fault,))
+
+    def name(self, index: int) -> str:
+        return PROTEINS.name(index)
+
+
+@pytest.mark.filterwarnings("ignore::models.alphafold.data.errors.SkippedDataWarning")
+def test_validation_reads_chains_when_it_needs_them_and_counts_faults_once(monkeypatch) -> None:
+    def predict(params, rng, batch):
+        length = batch["aatype"].shape[1]
+        return {
+            "structure_module": {
+                "final_atom_positions": batch["all_atom_positions"][0] + params,
+                "final_atom_mask": batch["atom37_atom_exists"][0],
+            },
+            "predicted_lddt": {"logits": jnp.zeros((length, 50))},
+        }
+
+    names = (*validation.batch_spec(tiny_config(), training=False), "all_atom_positions")
+    monkeypatch.setattr(validation, "batch_spec", lambda *_, **__: dict.fromkeys(names))
+    monkeypatch.setattr(validation, "make_model", lambda _: train_step.Model(None, predict, None))
+    dataset = Watched()
+    chains, templates = SkipCounter(policy="skip"), SkipCounter(policy="skip")
+    validate = validation.make_validator(
+        tiny_config(max_validation_chains=1), dataset, counter=chains, template_counter=templates
+    )
+    assert dataset.read == []
+    for _ in range(2):
+        assert validate(0.0).scores["lddt_ca"] == pytest.approx(1.0)
+    assert dataset.read == [0, 1, 0, 1]
+    assert chains.counts == {"truncated": 1}
+    assert templates.counts == {"truncated": 1}
 
 
 def test_validation_scores_whole_chains_and_leaves_files(tmp_path) -> None:

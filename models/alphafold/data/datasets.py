@@ -36,7 +36,7 @@ from models.alphafold.data.templates import (
     load_templates,
     template_from_chain,
 )
-from models.alphafold.data.text_source import find_plain_or_gzip
+from models.alphafold.data.text_source import find_plain_or_gzip, read_bytes
 
 # Searches come in this order in the merged alignment; other files follow by name.
 _SEARCH_ORDER = ("uniref90", "mgnify", "bfd")
@@ -120,6 +120,47 @@ class Concatenated:
                 return part, index
             index -= len(part)
         raise IndexError(f"index is {index} past the end of {len(self)} proteins")
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """Some proteins of a data set, in its order.
+
+    Attributes:
+        whole: the data set.
+        indices: which of its proteins.
+    """
+
+    whole: ProteinDataset
+    indices: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Protein:
+        return self.whole[self.indices[index]]
+
+    def name(self, index: int) -> str:
+        """Id of a protein."""
+        return self.whole.name(self.indices[index])
+
+
+def only_listed(dataset: ProteinDataset, path: str | Path) -> Selected:
+    """Keep the proteins that a filter file names, one a line.
+
+    Raises:
+        DataError: the file cannot be read, or names none of the data set's proteins.
+    """
+    listed = set(read_bytes(path).decode("utf-8", errors="replace").split())
+    indices = tuple(index for index in range(len(dataset)) if dataset.name(index) in listed)
+    if not indices:
+        raise DataError(
+            f"names {len(listed)} chains, and none of the {len(dataset)} that there are (such as "
+            f"{dataset.name(0)})",
+            source=str(path),
+            kind="empty",
+        )
+    return Selected(dataset, indices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,11 +87,12 @@ class Checkpoints:
         """
         self.folder = folder.absolute()
         # Not in the background: the next step gets the state donated, and would overwrite it.
+        # Nothing is written by a manager that makes, keeps and saves nothing; Orbax's own
+        # `read_only` does no more, and warns of itself.
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else kept,
             keep_period=None if read_only else kept_period,
             create=not read_only,
-            read_only=read_only,
             enable_async_checkpointing=False,
         )
         # Named here, so that a checkpoint can be inspected before anything was saved.

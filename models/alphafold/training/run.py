@@ -49,6 +49,7 @@ from models.alphafold.training.train_step import (
 from models.alphafold.training.validation import Validation, make_validator
 
 Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Mapping[str, jax.Array]]]
+CompilerOptions = Mapping[str, bool | int | str] | None
 
 
 class ZeroedTermWarning(UserWarning):
@@ -128,9 +129,15 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
     return config.train.max_epochs * steps_per_epoch(config)
 
 
-def jitted(step: Step) -> Step:
-    """The step as plain JAX runs it, with its state donated."""
-    return jax.jit(step, donate_argnums=0)
+def jitted(step: Step, compiler_options: CompilerOptions = None) -> Step:
+    """The step as plain JAX runs it, with its state donated.
+
+    Args:
+        step: of training.
+        compiler_options: of XLA; None for the usual ones.
+    """
+    options = None if compiler_options is None else dict(compiler_options)
+    return jax.jit(step, donate_argnums=0, compiler_options=options)
 
 
 def train(
@@ -142,7 +149,7 @@ def train(
     resume_from: Path | None = None,
     initial_params: Any = None,
     wrap_step: Callable[[Step], Step] = jitted,
-    validation_compiler_options: Mapping[str, bool | int | str] | None = None,
+    validation_compiler_options: CompilerOptions = None,
     console: Console | None = None,
 ) -> Result:
     """Train, and leave everything about it in a folder.
@@ -182,7 +189,7 @@ def train(
         done = int(state.step)
         (folder / "config.json").write_text(config.to_json_best_effort(indent=1))
         validate = None
-        if data.validation is not None:
+        if data.validation is not None and config.train.max_validation_chains:
             validate = make_validator(
                 config,
                 data.validation,
@@ -351,7 +358,8 @@ class _Loop:
             self.console.print(
                 display.validation_table(step, self.validation, self.validation_name)
             )
-        logbook.draw(f"{self.config.preset}, {step} steps")
+        of = "" if self.validate is None else f"; val/: {self.validation_name}"
+        logbook.draw(f"{self.config.preset}, {step} steps{of}")
 
 
 def _batches(

@@ -4,7 +4,8 @@
 epochs, checkpoints, validation. Any leaf is overridden by its dotted name (`train.learning_rate`),
 and the names of OpenFold's configuration files are understood for what both have, so that an
 `experiment_config_json` goes on working. The trap: an override that changes nothing must not pass
-silently, so an unknown name or a value of another type is an error that lists what is near.
+silently, so an unknown name or a value of another type is an error that lists what is near, and
+`require_usable` refuses values that no run can have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import ml_collections
 
 from models.alphafold.config import model_config
+from models.alphafold.data.feature_config import FeatureConfig
+from models.alphafold.network.settings import Settings
 
 _EVOFORMER = "model.embeddings_and_evoformer"
 _STRUCTURE = "model.heads.structure_module"
@@ -37,6 +40,18 @@ ALIASES: Mapping[str, str] = {
     "data.train.max_templates": "data.max_templates",
     "data.train.clamp_prob": "data.clamp_prob",
     "data.train.uniform_recycling": "data.uniform_recycling",
+    "data.train.subsample_templates": "data.subsample_templates",
+    "data.train.shuffle_top_k_prefiltered": "data.shuffle_top_k_prefiltered",
+    "data.train.masked_msa_replace_fraction": "data.masked_msa_replace_fraction",
+    "data.train.block_delete_msa": "data.block_delete_msa",
+    "data.common.masked_msa.uniform_prob": "data.masked_msa_uniform_prob",
+    "data.common.masked_msa.profile_prob": "data.masked_msa_profile_prob",
+    "data.common.masked_msa.same_prob": "data.masked_msa_same_prob",
+    "data.common.block_delete_msa.msa_fraction_per_block": "data.msa_fraction_per_block",
+    "data.common.block_delete_msa.num_blocks": "data.num_delete_blocks",
+    "data.common.msa_cluster_features": "data.msa_cluster_features",
+    "data.data_module.data_loaders.batch_size": "train.batch_size",
+    "data.data_module.data_loaders.num_workers": "train.num_workers",
     "data_module.data_loaders.batch_size": "train.batch_size",
     "data_module.data_loaders.num_workers": "train.num_workers",
     "model.evoformer_stack.no_blocks": f"{_EVOFORMER}.evoformer_num_block",
@@ -45,7 +60,7 @@ ALIASES: Mapping[str, str] = {
     "model.structure_module.no_blocks": f"{_STRUCTURE}.num_layer",
     "loss.distogram.weight": "model.heads.distogram.weight",
     "loss.experimentally_resolved.weight": "model.heads.experimentally_resolved.weight",
-    "loss.fape.weight": f"{_STRUCTURE}.weight",
+    "loss.fape.weight": "train.fape_weight",
     "loss.masked_msa.weight": "model.heads.masked_msa.weight",
     "loss.plddt_loss.weight": "model.heads.predicted_lddt.weight",
     "loss.supervised_chi.chi_weight": f"{_STRUCTURE}.chi_weight",
@@ -56,6 +71,22 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+# Options that may be None; for these the type of a value.
+_NULLABLE: Mapping[str, type] = {"model.global_config.attention_chunk_size": int}
+# Leaves that only say what the tree was made from.
+_NAMES_OF_CHOICES: Mapping[str, str] = {"name": "--model", "preset": "--config_preset"}
+_AT_LEAST_ONE = (
+    "batch_size",
+    "accumulate_grad_batches",
+    "train_epoch_len",
+    "max_epochs",
+    "checkpoint_every_n_steps",
+    "checkpoints_kept",
+    "validate_every_n_steps",
+    "log_every_n_steps",
+)
+#: Whether activations of the trunk are bfloat16, by the names of precisions.
+PRECISIONS: Mapping[str, bool] = {"32": False, "32-true": False, "bf16": True, "bf16-mixed": True}
 # Options that change how long a run takes and what is seen of it, but not what it computes.
 _HOW_A_RUN_IS_WATCHED = frozenset(
     {
@@ -88,9 +119,10 @@ def training_config(
     """Make the configuration of a run.
 
     Args:
-        preset: "initial_training", "finetuning" or "demo".
-        model: "model_1", "model_3" or "model_1_ptm".
-        precision: "32", or "bf16" for trunk activations in bfloat16.
+        preset: one of `models.alphafold.config.PRESETS`.
+        model: one of `models.alphafold.config.MODELS`.
+        precision: "32" (or "32-true"), or "bf16" (or "bf16-mixed") for activations of the trunk in
+            bfloat16; parameters, their gradients and the optimiser are float32 in both.
 
     Returns:
         A tree with `model`, `data` and `train`.
@@ -99,9 +131,9 @@ def training_config(
         ValueError: a name is unknown.
     """
     config = model_config(preset, model)
-    if precision not in ("32", "bf16"):
-        raise SettingsError(f"precision is {precision!r}; choose '32' or 'bf16'.")
-    config.model.global_config.bfloat16 = precision == "bf16"
+    if precision not in PRECISIONS:
+        raise SettingsError(f"precision is {precision!r}; choose one of {list(PRECISIONS)}.")
+    config.model.global_config.bfloat16 = PRECISIONS[precision]
     config.train.update(
         {
             "batch_size": 1,
@@ -114,6 +146,8 @@ def training_config(
             "validate_every_n_steps": 500,
             "max_validation_chains": 16,
             "log_every_n_steps": 1,
+            # Scales the frame-aligned point errors and nothing else of the structure module.
+            "fape_weight": 1.0,
         }
     )
     # Chains are padded to these lengths for validation, so that few programs are compiled.
@@ -137,17 +171,39 @@ def apply_overrides(config: ml_collections.ConfigDict, overrides: Mapping[str, A
     known = leaves(config)
     for given, value in overrides.items():
         name = ALIASES.get(given, given)
+        if name in _NAMES_OF_CHOICES:
+            raise SettingsError(
+                f"Option {given!r} only names what was chosen; choose by {_NAMES_OF_CHOICES[name]}."
+            )
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
             hint = f"; did you mean {' or '.join(near)}?" if near else "."
             raise SettingsError(f"The configuration has no option {given!r}{hint}")
         try:
-            config.update_from_flattened_dict({name: _converted(value, known[name])})
+            config.update_from_flattened_dict({name: _converted(name, value, known[name])})
         except (TypeError, ValueError) as error:
             raise SettingsError(
                 f"Option {given!r} is {known[name]!r}, of type {type(known[name]).__name__}; "
                 f"{value!r} does not fit it."
             ) from error
+
+
+def require_usable(config: ml_collections.ConfigDict) -> None:
+    """Refuse values that fit their types and that no run can have.
+
+    Raises:
+        SettingsError: with the name of the option, its value, and what must hold.
+    """
+    for name in _AT_LEAST_ONE:
+        if config.train[name] < 1:
+            raise SettingsError(
+                f"Option train.{name} is {config.train[name]}; it must be 1 or more."
+            )
+    try:
+        FeatureConfig.from_config(config)
+        Settings.from_config(config.model.global_config)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
@@ -169,11 +225,13 @@ def read_overrides(path: Path) -> dict[str, Any]:
     """Read an `experiment_config_json`: a JSON object of dotted names, or nested objects.
 
     Raises:
-        SettingsError: it is not a JSON object.
+        SettingsError: it cannot be read or is not a JSON object.
     """
     try:
         content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
         raise SettingsError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise SettingsError(f"{path} holds a {type(content).__name__}, not an object of overrides.")
@@ -224,9 +282,11 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _converted(value: Any, present: Any) -> Any:
+def _converted(name: str, value: Any, present: Any) -> Any:
     """`value` in the type of the option, where that loses nothing."""
-    if isinstance(present, bool) != isinstance(value, bool) and None not in (value, present):
+    if name in _NULLABLE and (value is None or type(value) is _NULLABLE[name]):
+        return value
+    if value is None or present is None or isinstance(present, bool) != isinstance(value, bool):
         raise TypeError(value)
     if isinstance(present, float) and isinstance(value, int):
         return float(value)

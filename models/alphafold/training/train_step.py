@@ -104,6 +104,7 @@ def make_training(config: ml_collections.ConfigDict) -> Training:
         def loss_fn(params: hk.Params) -> tuple[jax.Array, Metrics]:
             _, out = model.loss(params, rng, features)
             terms, weights = loss_terms(out, config.model.heads)
+            weights["fape"] *= config.train.fape_weight
             terms, zeroed = zero_unusable(terms)
             unscaled = total_loss(terms, weights)
             # Longer crops weigh more (supplement, 1.9); without clipping this is a factor only.
