@@ -215,6 +215,7 @@ def model_config(
                 "msa_fraction_per_block": 0.3,
                 "num_delete_blocks": 5,
                 "msa_cluster_features": True,
+                "pad_crops_to_buckets": False,
                 "clamp_prob": 0.9,
                 "uniform_recycling": True,
             },

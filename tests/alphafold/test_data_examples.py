@@ -231,3 +231,15 @@ def test_features_have_the_names_and_shapes_of_the_reference_inputs() -> None:
     for name, value in wanted.items():
         assert example[name].shape == value.shape, name
         assert example[name].dtype == value.dtype, name
+
+
+@pytest.mark.parametrize(("crop", "padded"), [(16, 16), (24, 24), (64, 48)])
+def test_crops_are_padded_to_a_bucket_where_asked_for(crop: int, padded: int) -> None:
+    length = len(PROTEIN.chain.sequence)
+    assert 32 < length <= 48
+    config = dataclasses.replace(
+        CONFIG, crop_size=crop, length_buckets=(8, 20, 32, 48, 96), pad_crops_to_buckets=True
+    )
+    example = make_example(PROTEIN, config)
+    assert example["seq_mask"].shape[-1] == padded
+    assert example["seq_mask"].sum() == min(crop, length)

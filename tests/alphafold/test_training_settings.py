@@ -23,6 +23,7 @@ from models.alphafold.training.settings import (
     require_usable,
     training_config,
 )
+from models.alphafold.training.train_step import make_training
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -172,3 +173,12 @@ def test_precisions_have_the_names_of_the_field_and_others_are_refused() -> None
     assert found == {"32": False, "32-true": False, "bf16": True, "bf16-mixed": True}
     with pytest.raises(SettingsError, match="precision"):
         training_config("demo", precision="16")
+
+
+def test_samples_of_one_step_have_one_length() -> None:
+    config = training_config("demo")
+    apply_overrides(config, {"data.pad_crops_to_buckets": True})
+    make_training(config)
+    apply_overrides(config, {"train.accumulate_grad_batches": 2})
+    with pytest.raises(SettingsError, match="one length"):
+        make_training(config)

@@ -233,7 +233,11 @@ def _window(
     if towards_start:
         last_start -= int(rng.integers(0, last_start + 1))
     start = int(rng.integers(0, last_start + 1))
-    return start, start + kept, config.crop_size
+    padded = config.crop_size
+    if config.pad_crops_to_buckets:
+        fitting = [bucket for bucket in config.length_buckets if kept <= bucket < padded]
+        padded = min(fitting, default=padded)
+    return start, start + kept, padded
 
 
 def _crop_and_pad(

@@ -18,6 +18,8 @@ class FeatureConfig:
     Attributes:
         crop_size: residues of a training crop; None keeps the whole chain.
         length_buckets: without a crop, pad to the smallest of these that fits; () pads nothing.
+        pad_crops_to_buckets: with a crop, pad to the smallest of these that fits instead of to
+            `crop_size`: short chains cost less, and a step is compiled for each length.
         max_msa_clusters: rows of the clustered alignment.
         max_extra_msa: rows of the extra alignment.
         max_templates: template slots; 0 makes no template features.
@@ -41,6 +43,7 @@ class FeatureConfig:
 
     crop_size: int | None = 256
     length_buckets: tuple[int, ...] = ()
+    pad_crops_to_buckets: bool = False
     max_msa_clusters: int = 128
     max_extra_msa: int = 1024
     max_templates: int = 4

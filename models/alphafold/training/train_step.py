@@ -27,6 +27,7 @@ from models.alphafold.training.loss_terms import (
     total_loss,
     zero_unusable,
 )
+from models.alphafold.training.settings import SettingsError
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -80,11 +81,21 @@ def make_training(config: ml_collections.ConfigDict) -> Training:
 
     Returns:
         `init() -> state`, `step(state, batch) -> (state, metrics)`, and the shapes of a batch:
-        those of the model's features with a leading axis of `samples_per_step`.
+        those of the model's features with a leading axis of `samples_per_step` (where crops are
+        padded to buckets, the largest shapes).
+
+    Raises:
+        SettingsError: crops are padded to buckets and a step averages several samples.
     """
     model = make_model(config)
     sample_spec = batch_spec(config)
     samples = samples_per_step(config)
+    if config.data.pad_crops_to_buckets and samples > 1:
+        raise SettingsError(
+            f"data.pad_crops_to_buckets is on and a step averages {samples} samples, which must "
+            "have one length; set train.batch_size and train.accumulate_grad_batches to 1, or turn "
+            "it off."
+        )
     optimizer = make_optimizer(config.train)
     schedule = learning_rate_schedule(config.train)
     clip = optax.clip_by_global_norm(config.train.gradient_clip_norm)
