@@ -7,9 +7,8 @@ made here, once: first model, one conformer per residue (highest occupancy), one
 position where several types share it, selenomethionine becomes methionine and other modified
 residues their parent, arginine's NH1 is the one nearer to CD, and DNA, RNA, ligands and water are
 left out with a message. The traps: author chain names and mmCIF's own (label) names differ and
-overlap; author names win, as in the field's "1abc_A". And gemmi reads on where it can, past a
-coordinate that is no number and past an end between two atoms; what it passes over is looked for
-here, or a damaged file would teach zeros.
+overlap; author names win, as in the field's "1abc_A". And gemmi reads on where it can; what it
+reads past is looked for by `structure_damage`, or a damaged file would teach zeros.
 """
 
 from __future__ import annotations
@@ -33,19 +32,23 @@ from models.alphafold.data.residues import (
     ONE_LETTER,
     encode_sequence,
 )
+from models.alphafold.data.structure_damage import (
+    ParsedStructure,
+    require_ending,
+    require_finite_atoms,
+    require_numbers,
+    require_positions,
+    require_seen_residues,
+    residues_said_to_be_seen,
+)
 from models.alphafold.data.text_source import read_bytes
 from models.alphafold.structure.residue_constants import ATOM_ORDER, RESTYPES
 
 # Atoms of a modified residue that stand for an atom of its parent under another name.
 _PARENT_ATOM = {("MSE", "SE"): "SD"}
 _RELEASED = "_pdbx_audit_revision_history.revision_date"
-# Categories that files of the wwPDB archive have; there, "#" ends each category.
-_OF_THE_ARCHIVE = ("_audit_conform.", "_pdbx_audit_revision_history.")
-_PDB_ATOM = ("ATOM  ", "HETATM")
-_PDB_NUMBERS = (slice(30, 38), slice(38, 46), slice(46, 54))
 # Also at the beginning of a longer name, such as "721P-ASSEMBLY1".
 _ENTRY_ID = re.compile(r"(?:pdb_0000)?([0-9][a-z0-9]{3})(?![a-z0-9])", flags=re.IGNORECASE)
-_UNKNOWN = ("?", ".")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -273,29 +276,7 @@ def take_residues(chain: Chain, start: int, stop: int) -> Chain:
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Parsed:
-    """A file as gemmi read it, with what is needed to find its faults.
-
-    Attributes:
-        structure: with entities and label numbers.
-        text: of the file.
-        source: path of the file.
-        seen: label numbers of the residues that the file says were seen, by label chain name.
-    """
-
-    structure: gemmi.Structure
-    text: str
-    source: str
-    seen: dict[str, set[int]]
-
-    def line_of_atom(self, serial: int) -> int | None:
-        """Line of an atom's record, where it can be told."""
-        found = re.search(rf"^(?:ATOM|HETATM) *{serial}\s", self.text, flags=re.MULTILINE)
-        return self.text.count("\n", 0, found.start()) + 1 if found else None
-
-
-def _parse_structure(data: bytes, source: str) -> _Parsed:
+def _parse_structure(data: bytes, source: str) -> ParsedStructure:
     if not data.strip():
         raise DataError("the file is empty", source=source, kind="empty")
     text = data.decode("utf-8", errors="replace")
@@ -308,7 +289,7 @@ def _parse_structure(data: bytes, source: str) -> _Parsed:
             released = sorted(block.find_values("_pdbx_audit_revision_history.revision_date"))
             if released:
                 structure.info[_RELEASED] = released[0]
-            seen = _residues_said_to_be_seen(block)
+            seen = residues_said_to_be_seen(block)
         else:
             structure = gemmi.read_pdb_string(text)
     except (ValueError, RuntimeError, IndexError) as error:
@@ -326,61 +307,12 @@ def _parse_structure(data: bytes, source: str) -> _Parsed:
             line=text.count("\n") + 1,
             kind="no-atoms",
         )
-    _require_ending(text, source, is_mmcif=is_mmcif)
+    require_ending(text, source, is_mmcif=is_mmcif)
     if not is_mmcif:
-        _require_numbers(text, source)
+        require_numbers(text, source)
     structure.setup_entities()
     structure.assign_label_seq_id()
-    return _Parsed(structure, text, source, seen)
-
-
-def _residues_said_to_be_seen(block: gemmi.cif.Block) -> dict[str, set[int]]:
-    """Label numbers by label chain name, from the scheme that tells seen from unseen residues."""
-    table = block.find("_pdbx_poly_seq_scheme.", ["asym_id", "seq_id", "auth_mon_id"])
-    seen: dict[str, set[int]] = {}
-    for chain, number, monomer in table:
-        if monomer not in _UNKNOWN:
-            seen.setdefault(chain, set()).add(int(number))
-    return seen
-
-
-def _require_ending(text: str, source: str, *, is_mmcif: bool) -> None:
-    """Refuse a file of the archive that lacks the end which all of them have.
-
-    Files of other programs end as they like, so that a cut between two of their lines cannot be
-    seen here.
-    """
-    last = text.rstrip().rpartition("\n")[2].strip()
-    if is_mmcif:
-        of_the_archive = any(f"\n{category}" in text for category in _OF_THE_ARCHIVE)
-        ended, wanted = last == "#", "'#'"
-    else:
-        of_the_archive = text.startswith("HEADER ") and "\nREMARK   2 " in text
-        ended, wanted = last == "END", "'END'"
-    if of_the_archive and not ended:
-        raise DataError(
-            f"ends without the closing {wanted} of its kind: truncated, fetch it again",
-            source=source,
-            line=text.rstrip().count("\n") + 1,
-            kind="truncated",
-        )
-
-
-def _require_numbers(text: str, source: str) -> None:
-    """Refuse coordinates of a PDB file that are no numbers, which gemmi reads as zero."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.startswith(_PDB_ATOM):
-            continue
-        try:
-            fine = all(math.isfinite(float(line[columns])) for columns in _PDB_NUMBERS)
-        except ValueError:
-            fine = False
-        if not fine:
-            raise DataError(
-                f"has coordinates that are no numbers: {line[30:54].strip()!r}",
-                source=source,
-                line=number,
-            )
+    return ParsedStructure(structure, text, source, seen)
 
 
 def _entry_id(structure: gemmi.Structure) -> str:
@@ -417,16 +349,18 @@ def _polymer_kind(structure: gemmi.Structure, residues: Sequence[gemmi.Residue])
     return names.get(kind, f"a polymer of type {kind.name}")
 
 
-def _read_polymer(parsed: _Parsed, chain_id: str, residues: Sequence[gemmi.Residue]) -> Chain:
+def _read_polymer(
+    parsed: ParsedStructure, chain_id: str, residues: Sequence[gemmi.Residue]
+) -> Chain:
     structure, source = parsed.structure, parsed.source
-    _require_seen_residues(parsed, chain_id, residues)
+    require_seen_residues(parsed, chain_id, residues)
     entity = structure.get_entity_of(structure[0].get_subchain(residues[0].subchain))
     full = [] if entity is None else list(entity.full_sequence)
     observed = _one_residue_per_position(residues)
     if full and all(residue.label_seq is not None for residue in observed):
         names = [gemmi.Entity.first_mon(monomer) for monomer in full]
         positions = [int(residue.label_seq or 0) - 1 for residue in observed]
-        _require_positions(parsed, chain_id, positions, observed, len(full))
+        require_positions(parsed, chain_id, positions, observed, len(full))
         for position, residue in zip(positions, observed, strict=True):
             names[position] = residue.name
     else:
@@ -439,7 +373,7 @@ def _read_polymer(parsed: _Parsed, chain_id: str, residues: Sequence[gemmi.Resid
     b_factors = np.zeros((length, NUM_ATOMS), dtype=np.float32)
     numbers = [""] * length
     for position, residue in zip(positions, observed, strict=True):
-        _require_finite_atoms(parsed, residue)
+        require_finite_atoms(parsed, residue)
         _place_atoms(residue, atom_positions[position], mask[position], b_factors[position])
         numbers[position] = str(residue.seqid)
     stem = Path(source).name.split(".")[0]
@@ -458,54 +392,6 @@ def _read_polymer(parsed: _Parsed, chain_id: str, residues: Sequence[gemmi.Resid
         source=source,
         pdb_id=_entry_id(structure),
     )
-
-
-def _require_seen_residues(
-    parsed: _Parsed, chain_id: str, residues: Sequence[gemmi.Residue]
-) -> None:
-    present = {residue.label_seq for residue in residues}
-    absent = sorted(parsed.seen.get(residues[0].subchain, set()) - present)
-    if absent:
-        raise DataError(
-            f"chain {chain_id!r} has no atoms of {len(absent)} residues that the file says were "
-            f"seen (first: number {absent[0]} of the sequence): truncated or damaged, fetch it "
-            "again",
-            source=parsed.source,
-            line=parsed.text.rstrip().count("\n") + 1,
-            kind="truncated",
-        )
-
-
-def _require_positions(
-    parsed: _Parsed,
-    chain_id: str,
-    positions: Sequence[int],
-    residues: Sequence[gemmi.Residue],
-    length: int,
-) -> None:
-    """Refuse residues outside the sequence, and two at one place of it."""
-    taken: set[int] = set()
-    for position, residue in zip(positions, residues, strict=True):
-        if not 0 <= position < length or position in taken:
-            fault = "is taken twice" if position in taken else f"is not in 1..{length}"
-            raise DataError(
-                f"chain {chain_id!r}, residue {residue.name} {residue.seqid}: its number "
-                f"{position + 1} in the sequence {fault}",
-                source=parsed.source,
-                line=parsed.line_of_atom(residue[0].serial) if len(residue) else None,
-            )
-        taken.add(position)
-
-
-def _require_finite_atoms(parsed: _Parsed, residue: gemmi.Residue) -> None:
-    for atom in residue:
-        if not math.isfinite(sum(atom.pos.tolist()) + atom.occ + atom.b_iso):
-            raise DataError(
-                f"atom {atom.name} of residue {residue.name} {residue.seqid} has a coordinate, "
-                "occupancy or B-factor that is no number",
-                source=parsed.source,
-                line=parsed.line_of_atom(atom.serial),
-            )
 
 
 def _one_residue_per_position(residues: Sequence[gemmi.Residue]) -> list[gemmi.Residue]:
