@@ -217,7 +217,8 @@ def test_resuming_says_what_is_not_as_it_was(tmp_path) -> None:
     with pytest.warns(run.ResumedDifferentlyWarning) as found:
         run.train(changed, fewer, tmp_path, steps=3, resume_from=tmp_path, wrap_step=counting)
     (text,) = [str(warning.message) for warning in found]
-    assert "train.learning_rate: 0.001 -> 0.5" in text
+    before = tiny_config().train.learning_rate
+    assert f"train.learning_rate: {before} -> 0.5" in text
     assert "'proteins': 3" in text
     assert "'proteins': 2" in text
     assert "validate_every" not in text

@@ -20,11 +20,28 @@ from models.alphafold.network.settings import Settings
 _MASKED_LOGIT = -1e9
 
 
+@jax.custom_vjp
+def _masked(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """Logits with -1e9 in the place of those of masked keys, which then have no gradient."""
+    return jnp.where(mask > 0, logits, _MASKED_LOGIT)
+
+
+def _masked_forward(logits: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _masked(logits, mask), mask
+
+
+def _masked_backward(mask: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.where(mask > 0, cotangent, 0.0), jnp.zeros_like(mask)
+
+
+# The derivative of a selection keeps its condition, here as large as the logits: of all residuals
+# of an extra-MSA block the largest. The mask itself is enough.
+_masked.defvjp(_masked_forward, _masked_backward)
+
+
 def _softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax over the last axis in float32, keys with mask 0 left out; result in float32."""
-    # Added, not selected: the derivative of a selection keeps a condition as large as the logits.
-    penalty = jnp.where(mask > 0, 0.0, _MASKED_LOGIT).astype(jnp.float32)
-    return jax.nn.softmax(logits.astype(jnp.float32) + penalty, axis=-1)
+    return jax.nn.softmax(_masked(logits.astype(jnp.float32), mask), axis=-1)
 
 
 class _Projections:
