@@ -13,7 +13,7 @@ from jdynoff.program.graph import Operand, Operation, Region, Value
 from jdynoff.program.structure import Node
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Site:
     """One offload/reload pair of the rewritten program."""
 
@@ -34,6 +34,11 @@ class Site:
     kept: bool = False  # left to XLA by the budget
 
     @property
+    def carried_out(self) -> bool:
+        """Whether tokens stand for its values; those of an added base do so also where it stays."""
+        return self.node is not None and (not self.kept or self.value is None)
+
+    @property
     def total_bytes(self) -> int:
         """Most bytes that the site holds at once in one step."""
         return self.entry_bytes * self.entries
@@ -48,7 +53,7 @@ class Site:
         return self.readers.get(leaf, 1)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Rebuild:
     """A residual that its consumers compute again instead of receiving it."""
 
@@ -60,14 +65,14 @@ class Rebuild:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Own:
     """A value of the producing region that the consuming region has under another name."""
 
     value: Value
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Outer:
     """A value of the producing region that is re-read outside of it.
 
@@ -79,7 +84,7 @@ class Outer:
     scanned: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Stored:
     """A value of the producing region that a site of its own brings over."""
 
@@ -89,7 +94,7 @@ class Stored:
 Origin = Own | Outer | Stored
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Replay:
     """How a consuming region gets at the values of its producing region."""
 
@@ -100,7 +105,7 @@ class Replay:
     needed: set[Value] = dataclasses.field(default_factory=set)  # by replays further in
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Spill:
     """A straight-line value that leaves XLA between two of its uses."""
 
@@ -110,7 +115,7 @@ class Spill:
     anchors: tuple[Value, ...] = ()  # what is there, or reloaded, when it is needed again
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Decisions:
     """Everything the rewriter has to know."""
 

@@ -40,7 +40,7 @@ class LiveTensor:
     source: str
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Simulation:
     """Live ranges of one program under one set of decisions."""
 

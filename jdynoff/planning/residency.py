@@ -10,10 +10,10 @@ import dataclasses
 
 from jdynoff.planning.decisions import Decisions
 from jdynoff.program.graph import Operation, Program, Region, Value
-from jdynoff.program.structure import Leaf, Node, ScanNode
+from jdynoff.program.structure import Leaf, Node, ScanNode, leaves
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Residency:
     """What XLA does not see any more."""
 
@@ -44,7 +44,10 @@ class Residency:
 def residency(program: Program, decisions: Decisions) -> Residency:
     """Follows the decisions' control flow once, from the outermost region inwards."""
     state = Residency()
+    stored: set[object] = set()  # a stack that a site moves as a whole is built
     for site in decisions.sites:
+        if site.carried_out:
+            stored.update(leaf.produced for leaf in leaves(site.node))
         if site.kept or site.reach is None:
             continue
         _serve(site.reach, state)
@@ -58,7 +61,9 @@ def residency(program: Program, decisions: Decisions) -> Residency:
             for value in operation.results[first:]:
                 served = any(use in state.served for use in value.uses)
                 dead = bool(value.output_positions) and not state.is_output(value)
-                if (served or dead) and not state.reads(value) and not state.is_output(value):
+                if value in stored or state.reads(value) or state.is_output(value):
+                    continue
+                if served or dead:
                     state.dropped.add(value)
                     for body in operation.bodies:
                         state.dead_outputs.setdefault(body, set()).add(value.index)

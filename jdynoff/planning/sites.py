@@ -91,7 +91,7 @@ def _forwarded(operation: Operation) -> list[list[Value]]:
     return list(groups.values())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Reading:
     """One consumer of one leaf, and the pairs of bodies on the way to it, outermost first."""
 

@@ -2,7 +2,9 @@
 
 A jaxpr answers "what are the operands of this equation" but not "who uses this value", and it
 hides straight-line code behind calls. `Program` is the same program with calls in place and both
-directions indexed, so that every later pass is linear.
+directions indexed, so that every later pass is linear. Since everything refers to everything, no
+class of the graph, or of the tables about it, has a generated `repr`: an exception that names one
+value would print the program many times over.
 
 The trap: a `Value` belongs to exactly one region. A scan body's input is a different value from
 the array that the scan slices; only the structures of `program.structure` relate the two.
@@ -14,7 +16,7 @@ import dataclasses
 from typing import Any
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Value:
     """One array in one region: a region input, a constant, or a result of an operation."""
 
@@ -26,8 +28,12 @@ class Value:
     uses: list[tuple[Operation, int]] = dataclasses.field(default_factory=list)
     output_positions: list[int] = dataclasses.field(default_factory=list)  # of `region`
 
+    def __repr__(self) -> str:
+        made = "input" if self.producer is None else self.producer.name
+        return f"<{made} {self.index}: {self.aval}>"
 
-@dataclasses.dataclass(eq=False, slots=True)
+
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Constant:
     """A literal or a captured constant: available everywhere, never moved."""
 
@@ -38,7 +44,7 @@ class Constant:
 Operand = Value | Constant
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Operation:
     """One equation: what it reads, what it makes, and the regions it runs."""
 
@@ -53,8 +59,11 @@ class Operation:
     spec: Any = None  # ScanSpec or WhileSpec
     source: str = ""  # file:line
 
+    def __repr__(self) -> str:
+        return f"<{self.name} at {self.source}>"
 
-@dataclasses.dataclass(eq=False, slots=True)
+
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Region:
     """A straight line of operations: the step itself, a scan body, a branch, a while body."""
 
@@ -73,7 +82,7 @@ class Region:
         return region.owner is not None
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Program:
     """A whole traced step."""
 

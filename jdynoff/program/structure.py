@@ -22,7 +22,7 @@ Use = tuple[Operation, int]
 Pairs = tuple[tuple[Operation, Operation, int], ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Leaf:
     """The array that is moved: made as `produced`, read as each of `consumed`."""
 
@@ -30,7 +30,7 @@ class Leaf:
     consumed: tuple[Value, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ScanNode:
     """Both sides are scans of one length: one leaf, or deeper structure, per iteration."""
 
@@ -40,7 +40,7 @@ class ScanNode:
     inner: Node
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class CondNode:
     """Both sides are conditionals on the same predicate; None where a branch needs nothing."""
 

@@ -59,7 +59,7 @@ def emit(
     return emitter.step(program.top, ticket, arguments)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class _Scope:
     """The values of one region while it is being emitted."""
 

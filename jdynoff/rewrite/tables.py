@@ -11,7 +11,7 @@ from jdynoff.program.graph import Constant, Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, Node, ScanNode, token_shape
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Export:
     """A site's token that a body returns; `made` is False in branches that store nothing."""
 
@@ -21,7 +21,7 @@ class Export:
     shape: tuple[int, ...]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Tables:
     """Where each site acts. All lookups of the emitter are here; it decides nothing."""
 
@@ -52,7 +52,7 @@ def build_tables(
         residency=residency,
     )
     for site in decisions.sites:
-        if site.node is not None and (not site.kept or site.value is None):
+        if site.carried_out and site.node is not None:
             _place(site, site.node, tables)
             _touch_node(site.reach or site.node, tables)
     for rebuilt in decisions.rebuilt:

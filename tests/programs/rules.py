@@ -246,6 +246,31 @@ def reverse_over_forward() -> Example:
     return Example("reverse-over-forward", step, lambda: (weights(), batch(), weights(40)), ulps=64)
 
 
+def branch_of_scan_differentiated_twice() -> Example:
+    """A branch returns stacks that its second derivative reads as a whole.
+
+    They are moved as stacks, so the scan must build them although the branch returns none of them.
+    """
+
+    def loss(parameters: Any, x: jax.Array, deep: jax.Array) -> jax.Array:
+        def scans(x: jax.Array) -> jax.Array:
+            y, states = lax.scan(lambda x, w: (layer(x, w), jnp.sin(x)), x, parameters)
+            return lax.scan(lambda y, s: (jnp.tanh(y + s), None), y, states, reverse=True)[0]
+
+        return jnp.mean(lax.cond(deep, scans, jnp.cos, x) ** 2)
+
+    def step(parameters: Any, x: jax.Array, deep: jax.Array) -> Any:
+        def norm(x: jax.Array) -> jax.Array:
+            return jnp.sum(jax.grad(loss, argnums=1)(parameters, x, deep) ** 2)
+
+        return jax.value_and_grad(norm)(x)
+
+    def arguments() -> tuple[Any, ...]:
+        return weights(), batch(), jnp.asarray(True)
+
+    return Example("grad-of-grad-of-branch-of-scan", step, arguments, ulps=64)
+
+
 def gradient_penalty() -> Example:
     def loss(parameters: Any, x: jax.Array) -> jax.Array:
         slope = jax.grad(lambda x: _scan_loss(parameters, x))(x)
@@ -273,4 +298,5 @@ EXAMPLES = [
     reverse_over_reverse(2),
     reverse_over_forward(),
     gradient_penalty(),
+    branch_of_scan_differentiated_twice(),
 ]

@@ -211,3 +211,22 @@ def test_every_value_that_is_read_has_its_use_indexed() -> None:
                     assert (operation, number) in operand.uses
                     assert operand.region is region
     assert find_sites(program, 1).moved()
+
+
+def test_the_graph_and_its_decisions_print_in_a_line() -> None:
+    example = branches.scan_in_switch_in_scan()
+    program, _ = program_of(example.step, example.arguments())
+    decisions = decide(program)
+    region = program.regions[-1]
+    values = [value for operation in region.operations for value in operation.results]
+    for thing in (
+        program,
+        *program.regions,
+        *region.operations,
+        *values,
+        decisions,
+        *decisions.sites,
+        *(site.node for site in decisions.sites),
+        *decisions.replays.values(),
+    ):
+        assert len(repr(thing)) < 300
