@@ -203,6 +203,8 @@ def model_config(
             "data": {
                 "crop_size": 256,
                 "max_msa_clusters": 128,
+                "reduce_msa_clusters_by_max_templates": False,
+                "max_distillation_msa_clusters": 1000,
                 "max_extra_msa": 1024,
                 "max_templates": 4,
                 "shuffle_top_k_prefiltered": 20,

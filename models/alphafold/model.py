@@ -90,6 +90,8 @@ def batch_spec(config: ml_collections.ConfigDict, *, training: bool = True) -> S
     """
     data, network = config.data, config.model.embeddings_and_evoformer
     n, s, e = data.crop_size, data.max_msa_clusters, data.max_extra_msa
+    if data.reduce_msa_clusters_by_max_templates:
+        s -= data.max_templates
     integers: dict[str, tuple[int, ...]] = {
         "aatype": (n,),
         "residue_index": (n,),

@@ -134,15 +134,15 @@ def test_openfold_folder_finds_structures_alignments_and_hits(folder: Path) -> N
     assert [dataset.name(index) for index in range(len(dataset))] == ["1a2y_B", "2q2k_A"]
     antibody, shallow = dataset.entries
     assert [path.name for path in antibody.alignments] == [
-        "mgnify_hits.a3m",
         "bfd_uniclust_hits.a3m",
+        "mgnify_hits.a3m",
     ]
     assert antibody.hits is not None
     # Pairing data of complexes is no part of a monomer's alignment.
     assert [path.name for path in shallow.alignments] == [
         "uniref90_hits.sto",
-        "mgnify_hits.sto",
         "bfd_uniclust_hits.a3m",
+        "mgnify_hits.sto",
     ]
     assert len(dataset[0].chain.sequence) == 116
     assert dataset[1].alignment.num_rows == 20

@@ -20,6 +20,7 @@ from models.alphafold.data.msa_features import (
     make_msa_features,
     mask_msa,
     nearest_centres,
+    sample_rows,
     squash_deletions,
     summarise_clusters,
 )
@@ -81,6 +82,27 @@ def test_column_profile_counts_residues_and_gaps() -> None:
     np.testing.assert_allclose(profile.sum(axis=1), 1.0)
 
 
+def test_masking_draws_from_the_profile_of_rows_that_blocks_take_away() -> None:
+    # The query is alanine and all else glycine; all but the query goes in blocks.
+    msa = np.full((200, 300), 7, dtype=np.uint8)
+    msa[0] = 0
+    alignment = Alignment(msa, np.zeros(msa.shape, np.uint16), ("",) * len(msa), "made")
+    config = dataclasses.replace(
+        CONFIG,
+        block_delete_msa=True,
+        msa_fraction_per_block=1.0,
+        num_delete_blocks=20,
+        masked_msa_replace_fraction=1.0,
+        masked_msa_uniform_prob=0.0,
+        masked_msa_profile_prob=1.0,
+        masked_msa_same_prob=0.0,
+    )
+    features = make_msa_features(alignment, config, np.random.default_rng(0))
+    assert features["msa_row_mask"].sum() < CONFIG.max_msa_clusters
+    shown = features["msa_feat"][0, :, :23].argmax(-1)
+    assert np.mean(shown == 7) > 0.95
+
+
 def test_rows_join_the_centre_they_agree_with_ignoring_gaps_and_mask_tokens() -> None:
     centres = parse_a3m(b">q\nAAAAAA\n>b\nCCCC--\n", source="x").msa.copy()
     rows = parse_a3m(b">r\nAAAC--\n>s\nCCACDD\n>t\nDD----\n", source="x").msa
@@ -137,6 +159,39 @@ def test_block_deletion_keeps_the_query_and_deletes_runs() -> None:
 def test_block_deletion_leaves_a_tiny_alignment_alone() -> None:
     alignment = random_alignment(3, 5)
     assert delete_blocks(alignment, 0.3, 5, np.random.default_rng(0)) is alignment
+
+
+def test_the_alignment_of_a_prediction_is_thinned_out() -> None:
+    alignment = random_alignment(50, 5)
+    thin = sample_rows(alignment, 10, np.random.default_rng(0))
+    numbers = [int(name) for name in thin.names]
+    assert numbers[0] == 0
+    assert len(numbers) == len(set(numbers)) == 10
+    assert numbers == sorted(numbers)
+    np.testing.assert_array_equal(thin.msa, alignment.msa[numbers])
+    np.testing.assert_array_equal(thin.deletion_matrix, alignment.deletion_matrix[numbers])
+    assert sample_rows(alignment, 50, np.random.default_rng(0)) is alignment
+
+    config = dataclasses.replace(CONFIG, max_extra_msa=60, max_distillation_msa_clusters=10)
+    for is_distillation, rows in ((True, 10), (False, 50)):
+        features = make_msa_features(
+            alignment, config, np.random.default_rng(0), is_distillation=is_distillation
+        )
+        found = features["msa_row_mask"].sum() + features["extra_msa_row_mask"].sum()
+        assert found == rows
+
+
+def test_clusters_make_room_for_the_rows_of_templates() -> None:
+    config = dataclasses.replace(
+        NO_MASK, max_templates=3, reduce_msa_clusters_by_max_templates=True
+    )
+    features = make_msa_features(random_alignment(9, 5), config, np.random.default_rng(0))
+    assert config.num_clusters == 1
+    assert features["msa_feat"].shape[0] == features["true_msa"].shape[0] == 1
+    # The rows that are no centres any more are extra rows.
+    assert features["extra_msa_row_mask"].sum() == 8
+    with pytest.raises(ValueError, match="needs one row"):
+        dataclasses.replace(config, max_templates=4)
 
 
 def test_msa_feat_has_the_fields_49_channels_in_order() -> None:

@@ -10,6 +10,7 @@ pytest.importorskip("ml_collections")
 
 from models.alphafold.config import MODELS, PRESETS
 from models.alphafold.data.feature_config import FeatureConfig
+from models.alphafold.model import batch_spec
 from models.alphafold.training.settings import (
     ALIASES,
     PRECISIONS,
@@ -128,6 +129,15 @@ def test_every_random_choice_of_the_features_can_be_set() -> None:
     assert (features.block_delete_msa, features.num_delete_blocks) == (False, 2)
     assert not features.subsample_templates
     assert config.train.num_workers == 3
+
+
+def test_clusters_reduced_by_templates_are_so_in_features_and_model() -> None:
+    config = training_config("finetuning", "model_1")
+    apply_overrides(config, {"data.common.reduce_max_clusters_by_max_templates": True})
+    spec = batch_spec(config)
+    assert FeatureConfig.from_config(config).num_clusters == 508
+    for name in ("msa_feat", "msa_mask", "true_msa", "bert_mask"):
+        assert spec[name].shape[1] == 508
 
 
 def test_the_weight_of_fape_is_none_of_the_other_losses_of_the_structure() -> None:

@@ -38,8 +38,9 @@ from models.alphafold.data.templates import (
 )
 from models.alphafold.data.text_source import find_plain_or_gzip, read_bytes
 
-# Searches come in this order in the merged alignment; other files follow by name.
-_SEARCH_ORDER = ("uniref90", "mgnify", "bfd")
+# Searches come in this order in the merged alignment, on which the deletion of blocks depends;
+# other files follow by name.
+_SEARCH_ORDER = ("uniref90", "bfd", "mgnify")
 # Stockholm files beside the alignments that are no part of a monomer's alignment: pairing data of
 # complexes and the template search of hmmsearch.
 _NOT_ALIGNMENTS = ("uniprot_hits", "hmm_output")

@@ -173,7 +173,10 @@ def make_example(
     drawn = []
     for number in range(passes):
         features = make_msa_features(
-            protein.alignment, config, _stream(seed, index, _STREAM_MSA + number)
+            protein.alignment,
+            config,
+            _stream(seed, index, _STREAM_MSA + number),
+            is_distillation=protein.is_distillation,
         )
         drawn.append(
             {

@@ -21,6 +21,11 @@ class FeatureConfig:
         pad_crops_to_buckets: with a crop, pad to the smallest of these that fits instead of to
             `crop_size`: short chains cost less, and a step is compiled for each length.
         max_msa_clusters: rows of the clustered alignment.
+        reduce_msa_clusters_by_max_templates: take `max_templates` of these rows away, so that
+            with the templates' torsion rows, which the network appends, there are
+            `max_msa_clusters` (models 1 and 2 of the published ones predict so).
+        max_distillation_msa_clusters: rows to which the alignment of a predicted structure is
+            thinned out before clusters are made (supplement, 1.3).
         max_extra_msa: rows of the extra alignment.
         max_templates: template slots; 0 makes no template features.
         shuffle_top_k_prefiltered: templates are drawn from this many best hits.
@@ -45,6 +50,8 @@ class FeatureConfig:
     length_buckets: tuple[int, ...] = ()
     pad_crops_to_buckets: bool = False
     max_msa_clusters: int = 128
+    reduce_msa_clusters_by_max_templates: bool = False
+    max_distillation_msa_clusters: int = 1000
     max_extra_msa: int = 1024
     max_templates: int = 4
     shuffle_top_k_prefiltered: int = 20
@@ -65,9 +72,11 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes and fractions that cannot be meant."""
-        if self.max_msa_clusters < 1:
+        if min(self.num_clusters, self.max_distillation_msa_clusters) < 1:
             raise ValueError(
-                f"max_msa_clusters={self.max_msa_clusters}: the query itself needs one row"
+                f"max_msa_clusters={self.max_msa_clusters}, less {self._rows_for_templates} for "
+                f"templates, and max_distillation_msa_clusters="
+                f"{self.max_distillation_msa_clusters}: the query itself needs one row"
             )
         if self.crop_size is not None and self.crop_size < 1:
             raise ValueError(f"crop_size={self.crop_size} must be positive, or None for no crop")
@@ -86,6 +95,15 @@ class FeatureConfig:
             )
         if list(self.length_buckets) != sorted(set(self.length_buckets)):
             raise ValueError(f"length_buckets={self.length_buckets} must increase strictly")
+
+    @property
+    def num_clusters(self) -> int:
+        """Rows of the clustered alignment that the features have."""
+        return self.max_msa_clusters - self._rows_for_templates
+
+    @property
+    def _rows_for_templates(self) -> int:
+        return self.max_templates if self.reduce_msa_clusters_by_max_templates else 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **overrides: Any) -> FeatureConfig:

@@ -1,13 +1,17 @@
 """Random choices that turn an alignment into the network's MSA features.
 
-The order is the paper's: delete blocks, draw cluster centres (the query is always the first), mask
-15 % of the centres' positions for the BERT task, assign every other row to the centre it agrees
-with most, summarise each cluster, and draw extra rows. All randomness comes from the generator
-that is passed in. The trap: the clusters are made with the *masked* centres, so that the profile a
-cluster shows at a masked position does not contain the answer of its own centre.
+The order is the paper's: delete blocks, thin out (self-distillation), draw cluster centres (the
+query is always the first), mask 15 % of the centres' positions for the BERT task, assign every
+other row to the centre it agrees with most, summarise each cluster, and draw extra rows. All
+randomness comes from the generator that is passed in. The traps: the clusters are made with the
+*masked* centres, so that the profile a cluster shows at a masked position does not contain the
+answer of its own centre; and the profile that masking draws from is that of the *whole* alignment,
+blocks that are deleted included: the paper says only "the profile", and the field's pipelines take
+it before anything is drawn.
 
 References:
-    Jumper et al. 2021, supplement 1.2.6 (block deletion), 1.2.7 (clustering), table 1.
+    Jumper et al. 2021, supplement 1.2.6 (block deletion), 1.2.7 (clustering), 1.3 (distillation),
+    table 1.
 """
 
 from __future__ import annotations
@@ -47,21 +51,34 @@ class Clusters:
 
 
 def make_msa_features(
-    alignment: Alignment, config: FeatureConfig, rng: np.random.Generator
+    alignment: Alignment,
+    config: FeatureConfig,
+    rng: np.random.Generator,
+    *,
+    is_distillation: bool = False,
 ) -> dict[str, NDArray[np.generic]]:
     """Draw one set of MSA features of the whole chain, padded to the configured row numbers.
+
+    Args:
+        alignment: all rows that are known.
+        config: sizes and probabilities.
+        rng: source of randomness.
+        is_distillation: the structure is a prediction; its alignment is thinned out first.
 
     Returns:
         msa_feat (S, N, 49), msa_mask, true_msa, bert_mask (S, N), msa_row_mask (S,), extra_msa,
         extra_has_deletion, extra_deletion_value, extra_msa_mask (E, N), extra_msa_row_mask (E,).
     """
+    profile = column_profile(alignment.msa)
     if config.block_delete_msa:
         alignment = delete_blocks(
             alignment, config.msa_fraction_per_block, config.num_delete_blocks, rng
         )
-    centres, others = draw_cluster_centres(alignment.num_rows, config.max_msa_clusters, rng)
+    if is_distillation:
+        alignment = sample_rows(alignment, config.max_distillation_msa_clusters, rng)
+    centres, others = draw_cluster_centres(alignment.num_rows, config.num_clusters, rng)
     true_msa = alignment.msa[centres]
-    masked_msa, bert_mask = mask_msa(true_msa, column_profile(alignment.msa), config, rng)
+    masked_msa, bert_mask = mask_msa(true_msa, profile, config, rng)
     centre_deletions = alignment.deletion_matrix[centres]
     if config.msa_cluster_features:
         assignment = nearest_centres(masked_msa, alignment.msa[others])
@@ -106,7 +123,7 @@ def make_msa_features(
         "extra_msa_row_mask": extra_rows,
     }
     return {
-        **{name: pad_rows(value, config.max_msa_clusters) for name, value in by_centre.items()},
+        **{name: pad_rows(value, config.num_clusters) for name, value in by_centre.items()},
         **{name: pad_rows(value, config.max_extra_msa) for name, value in by_extra.items()},
     }
 
@@ -128,6 +145,16 @@ def delete_blocks(
         kept[start : start + size] = False
     kept[0] = True
     names = tuple(name for name, keep in zip(alignment.names, kept, strict=True) if keep)
+    return Alignment(alignment.msa[kept], alignment.deletion_matrix[kept], names, alignment.source)
+
+
+def sample_rows(alignment: Alignment, max_rows: int, rng: np.random.Generator) -> Alignment:
+    """Draw rows without replacement down to `max_rows`, in their order; the query always stays."""
+    if alignment.num_rows <= max_rows:
+        return alignment
+    others = 1 + rng.choice(alignment.num_rows - 1, size=max_rows - 1, replace=False)
+    kept = np.concatenate([[0], np.sort(others)])
+    names = tuple(alignment.names[index] for index in kept)
     return Alignment(alignment.msa[kept], alignment.deletion_matrix[kept], names, alignment.source)
 
 

@@ -36,6 +36,14 @@ ALIASES: Mapping[str, str] = {
     "data.common.resample_msa_in_recycling": "model.resample_msa_in_recycling",
     "data.train.crop_size": "data.crop_size",
     "data.train.max_msa_clusters": "data.max_msa_clusters",
+    "data.train.max_distillation_msa_clusters": "data.max_distillation_msa_clusters",
+    **dict.fromkeys(
+        (
+            "data.common.reduce_max_clusters_by_max_templates",
+            "data.common.reduce_msa_clusters_by_max_templates",
+        ),
+        "data.reduce_msa_clusters_by_max_templates",
+    ),
     "data.train.max_extra_msa": "data.max_extra_msa",
     "data.train.max_templates": "data.max_templates",
     "data.train.clamp_prob": "data.clamp_prob",
