@@ -1,7 +1,9 @@
 """Loss of the predicted aligned error, and the TM score it predicts (section 1.9.7).
 
 Entry (i, j) is the error of residue j's C-alpha when prediction and truth are aligned on residue i.
-The trap: neither prediction nor truth get a gradient; only the head learns.
+The traps: neither prediction nor truth get a gradient; only the head learns. And the first edge is
+0, so the first bin holds errors of exactly 0 and the loss's bin k ends at edge k, but an expected
+error takes it to begin there: half a bin more than was taught, as the published weights are read.
 """
 
 from __future__ import annotations
