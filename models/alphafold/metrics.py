@@ -147,7 +147,7 @@ def gdt_ts(predicted: ArrayLike, true: ArrayLike, mask: ArrayLike, *, search: bo
             is a lower bound and cheaper.
 
     Returns:
-        Score in 0..1; nan where fewer than three points are known.
+        Score in 0..1; nan where fewer than three points are known or a prediction is not finite.
     """
     return _gdt(predicted, true, mask, _GDT_TS_THRESHOLDS, search)
 
@@ -199,7 +199,7 @@ def _gdt(
     moving = np.asarray(predicted, dtype=np.float64)[known]
     fixed = np.asarray(true, dtype=np.float64)[known]
     count = len(fixed)
-    if count < _MIN_SUPERPOSED:
+    if count < _MIN_SUPERPOSED or not np.isfinite(moving).all():
         return float("nan")
     windows = _search_windows(count) if search else [slice(0, count)]
     best = dict.fromkeys(thresholds, 0)

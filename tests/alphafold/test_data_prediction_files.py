@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from models.alphafold.data.chains import read_chain
 from models.alphafold.plots import plot_curves, plot_prediction
 from models.alphafold.protein_io import prediction_structure, write_prediction
 from models.alphafold.structure.residue_constants import ATOM37_MASK
+from models.alphafold.training.predictions import UnwrittenPredictionWarning, write_predictions
+from models.alphafold.training.validation import Prediction
 
 AATYPE = np.arange(21) % 20
 MASK = ATOM37_MASK[AATYPE]
@@ -94,3 +98,44 @@ def test_figures_of_nothing_are_refused(tmp_path) -> None:
         plot_curves(tmp_path / "c.png", {})
     with pytest.raises(ValueError, match="2 steps and 1 values"):
         plot_curves(tmp_path / "c.png", {"loss": ([1, 2], [1.0])})
+
+
+def prediction(name: str, positions: np.ndarray) -> Prediction:
+    """A prediction of the residues above, with aligned errors."""
+    return Prediction(
+        name=name,
+        aatype=AATYPE,
+        residue_index=np.arange(21),
+        atom_positions=positions,
+        atom_mask=MASK,
+        true_positions=POSITIONS,
+        true_mask=MASK,
+        plddt=PLDDT,
+        aligned_error=np.arange(441.0).reshape(21, 21) / 16,
+        ptm=0.25,
+    )
+
+
+def test_a_prediction_that_cannot_be_written_does_not_end_a_run(tmp_path) -> None:
+    lost, far = POSITIONS.copy(), POSITIONS.copy()
+    lost[3, 1] = np.nan
+    far[5] += 20_000.0
+    predictions = (prediction("lost", lost), prediction("far", far), prediction("good", POSITIONS))
+    with pytest.warns(UnwrittenPredictionWarning) as found:
+        write_predictions(tmp_path, predictions, step=7)
+    texts = [str(warning.message) for warning in found]
+    assert "lost in step 7" in texts[0]
+    assert "far in step 7" in texts[1]
+    assert "do not fit the PDB format" in texts[1]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "lost_pae.json",
+        *(f"far{end}" for end in (".cif", ".png", "_pae.json")),
+        *(f"good{end}" for end in (".cif", ".pdb", ".png", "_pae.json")),
+    }
+    (record,) = json.loads((tmp_path / "good_pae.json").read_text())
+    np.testing.assert_allclose(
+        record["predicted_aligned_error"], predictions[2].aligned_error, atol=0.006
+    )
+    scores = predictions[0].scores()
+    assert np.isnan(scores["gdt_ts"])
+    assert scores["ptm"] == 0.25

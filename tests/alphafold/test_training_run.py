@@ -284,6 +284,11 @@ def test_validation_reads_chains_when_it_needs_them_and_counts_faults_once(monke
                 "final_atom_mask": batch["atom37_atom_exists"][0],
             },
             "predicted_lddt": {"logits": jnp.zeros((length, 50))},
+            # The chain's 80 residues are sure of the worst fit; padding does not count.
+            "predicted_aligned_error": {
+                "logits": jnp.zeros((length, length, 64)).at[:80, :80, -1].set(90.0),
+                "breaks": jnp.linspace(0.0, 31.0, 63),
+            },
         }
 
     names = (*validation.batch_spec(tiny_config(), training=False), "all_atom_positions")
@@ -296,7 +301,11 @@ def test_validation_reads_chains_when_it_needs_them_and_counts_faults_once(monke
     )
     assert dataset.read == []
     for _ in range(2):
-        assert validate(0.0).scores["lddt_ca"] == pytest.approx(1.0)
+        scored = validate(0.0)
+        assert scored.scores["lddt_ca"] == pytest.approx(1.0)
+        assert scored.scores["ptm"] < 0.05
+        (chain,) = scored.predictions
+        np.testing.assert_allclose(chain.aligned_error, np.full((80, 80), 31.75))
     assert dataset.read == [0, 1, 0, 1]
     assert chains.counts == {"truncated": 1}
     assert templates.counts == {"truncated": 1}

@@ -22,6 +22,7 @@ from models.alphafold.data.datasets import ProteinDataset
 from models.alphafold.data.errors import DataError, SkipCounter, unforeseen
 from models.alphafold.data.examples import Features, make_example
 from models.alphafold.data.feature_config import FeatureConfig
+from models.alphafold.losses.pae import expected_aligned_error, predicted_tm_score
 from models.alphafold.losses.plddt import plddt
 from models.alphafold.metrics import drmsd_ca, gdt_ha, gdt_ts, lddt_ca
 from models.alphafold.model import batch_spec, make_model
@@ -42,6 +43,9 @@ class Prediction:
         true_positions: Angstrom. # shape=(residues, 37, 3)
         true_mask: which true atoms are known. # shape=(residues, 37)
         plddt: 0..100. # shape=(residues,)
+        aligned_error: expected error of residue j aligned on residue i, Angstrom, where the model
+            has the head for it. # shape=(residues, residues)
+        ptm: predicted TM score, 0..1, where the model has that head.
     """
 
     name: str
@@ -52,9 +56,14 @@ class Prediction:
     true_positions: np.ndarray
     true_mask: np.ndarray
     plddt: np.ndarray
+    aligned_error: np.ndarray | None = None
+    ptm: float | None = None
 
     def scores(self) -> dict[str, float]:
-        """`lddt_ca`, `gdt_ts`, `gdt_ha` (0..1), `drmsd_ca` (Angstrom) and mean `plddt` (0..100)."""
+        """`lddt_ca`, `gdt_ts`, `gdt_ha` (0..1), `drmsd_ca` (Angstrom) and mean `plddt` (0..100).
+
+        And `ptm` (0..1), where there is one.
+        """
         ca, true_ca = self.atom_positions[:, _CA], self.true_positions[:, _CA]
         known = self.true_mask[:, _CA]
         atoms = (self.atom_positions, self.true_positions, self.true_mask)
@@ -64,6 +73,7 @@ class Prediction:
             "gdt_ts": gdt_ts(ca, true_ca, known),
             "gdt_ha": gdt_ha(ca, true_ca, known),
             "plddt": float(self.plddt.mean()),
+            **({} if self.ptm is None else {"ptm": self.ptm}),
         }
 
 
@@ -161,6 +171,11 @@ def _prediction(name: str, example: Mapping[str, Any], out: Mapping[str, Any]) -
         return np.asarray(example[feature][0][:length])
 
     structure = out["structure_module"]
+    error, ptm = None, None
+    if (head := out.get("predicted_aligned_error")) is not None:
+        logits, breaks = head["logits"][:length, :length], head["breaks"]
+        error = np.asarray(expected_aligned_error(logits, breaks))
+        ptm = float(predicted_tm_score(logits, breaks, jax.numpy.ones(length)))
     return Prediction(
         name=name,
         aatype=first("aatype"),
@@ -170,4 +185,6 @@ def _prediction(name: str, example: Mapping[str, Any], out: Mapping[str, Any]) -
         true_positions=first("all_atom_positions"),
         true_mask=first("all_atom_mask"),
         plddt=np.asarray(plddt(out["predicted_lddt"]["logits"])[:length]),
+        aligned_error=error,
+        ptm=ptm,
     )
