@@ -277,7 +277,7 @@ def gather(options: argparse.Namespace) -> tuple[run.Data, str]:
 def _training_set(options: argparse.Namespace, counter: SkipCounter) -> tuple[ProteinDataset, str]:
     """The set to learn from, without distillation, and what it is."""
     if options.train_data_dir is not None:
-        folder = _folder(options, counter, "train")
+        folder = dataclasses.replace(_folder(options, counter, "train"), only_trainable=True)
         return folder, f"{len(folder)} chains of {options.train_alignment_dir}"
     names = tuple(options.proteins.split(",")) if options.proteins else ()
     source = protein_sources.choose(
@@ -285,7 +285,7 @@ def _training_set(options: argparse.Namespace, counter: SkipCounter) -> tuple[Pr
     )
     dataset = source.dataset
     if isinstance(dataset, TableOfFiles):
-        dataset = dataclasses.replace(dataset, **_about_templates(options))
+        dataset = dataclasses.replace(dataset, only_trainable=True, **_about_templates(options))
     return dataset, source.description
 
 

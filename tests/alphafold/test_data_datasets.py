@@ -292,6 +292,17 @@ def test_training_filters_refuse_poor_resolution_and_repeats() -> None:
         require_trainable(protein, max_one_residue_fraction=0.05)
 
 
+def test_a_set_to_learn_from_refuses_what_the_filters_leave_out(folder: Path) -> None:
+    structure = folder / "data/2q2k.cif"
+    structure.write_text(
+        re.sub(r"(_refine.ls_d_res_high +)3.00", r"\g<1>9.50", structure.read_text())
+    )
+    dataset = openfold_folder(folder / "data", folder / "alignments")
+    assert dataset[1].chain.resolution == 9.5
+    with pytest.raises(DataError, match=r"resolution 9.5 A, worse than 9.0 A"):
+        dataclasses.replace(dataset, only_trainable=True)[1]
+
+
 def test_sampling_weights_follow_length_and_cluster_size() -> None:
     assert sampling_weights([100, 256, 512, 2000], [1] * 4) == [0.5, 0.5, 1.0, 1.0]
     assert sampling_weights([512, 512], [1, 4]) == [1.0, 0.25]

@@ -304,6 +304,10 @@ def test_every_set_has_the_runs_rules_about_templates(folder: Path, tmp_path: Pa
         assert dataset.max_template_date == DATE
         assert dataset.template_policy == "raise"
         assert dataset.release_dates == {"1abc": "2019-05-05"}
+    # The paper's filters are for experimental structures that are learnt from.
+    assert [part.only_trainable for part in (*data.train.parts, data.validation)] == [
+        True, False, False,
+    ]  # fmt: skip
 
 
 def test_filters_and_weights_are_of_the_set_they_are_given_for(

@@ -203,6 +203,7 @@ class TableOfFiles:
             Those of an experimental target must also be older than itself.
         release_dates: of template entries by lower-case name, so that files of later ones need
             not be opened; None opens all.
+        only_trainable: refuse chains that the paper's filters leave out, see `require_trainable`.
     """
 
     entries: tuple[FileEntry, ...]
@@ -210,19 +211,20 @@ class TableOfFiles:
     template_policy: BadFilePolicy = "skip"
     max_template_date: str | None = None
     release_dates: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
+    only_trainable: bool = False
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Protein:
-        entry = self.entries[index]
-        return load_entry(
-            entry,
+        protein = load_entry(
+            self.entries[index],
             template_mmcif_dir=self.template_mmcif_dir,
             template_policy=self.template_policy,
             max_template_date=self.max_template_date,
             release_dates=self.release_dates,
         )
+        return require_trainable(protein) if self.only_trainable else protein
 
     def name(self, index: int) -> str:
         """Id of a protein."""
