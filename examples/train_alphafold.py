@@ -41,7 +41,7 @@ from models.alphafold.data.datasets import (
     openfold_folder,
 )
 from models.alphafold.data.registry import cache_dir
-from models.alphafold.data.templates import read_release_dates
+from models.alphafold.data.templates import read_obsolete_entries, read_release_dates
 from models.alphafold.training import run
 from models.alphafold.training.checkpoints import CheckpointError, restore_from
 from models.alphafold.training.process_memory import peak_bytes
@@ -92,10 +92,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     data.add_argument("--train_chain_data_cache_path", type=Path, help="filters and weights")
     data.add_argument("--distillation_chain_data_cache_path", type=Path)
     data.add_argument("--train_filter_path", type=Path, help="chains to use, one name a line")
+    data.add_argument("--distillation_filter_path", type=Path)
     data.add_argument(
         "--template_release_dates_cache_path",
         type=Path,
-        help="JSON of entry to YYYY-MM-DD: files of later templates are not opened",
+        help="JSON of entry to YYYY-MM-DD, or to records with a release_date: files of later "
+        "templates are not opened",
+    )
+    data.add_argument(
+        "--obsolete_pdbs_file_path",
+        type=Path,
+        help="the PDB's obsolete.dat: template hits of replaced entries are read from the "
+        "entries that replace them",
     )
     data.add_argument(
         "--bad_files", choices=("skip", "raise"), default="skip", help="skip counts and warns"
@@ -188,6 +196,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     if options.output_dir is None:
         parser.error("where should the run go? give DATA ALIGNMENTS TEMPLATES OUT, or --out OUT")
     for dependent, needed in (
+        ("distillation_filter_path", "distillation_data_dir"),
         ("distillation_chain_data_cache_path", "distillation_data_dir"),
         ("val_data_dir", "train_data_dir"),
         ("distillation_data_dir", "train_data_dir"),
@@ -254,7 +263,9 @@ def gather(options: argparse.Namespace) -> tuple[run.Data, str]:
     weights = _weights(train, options.train_chain_data_cache_path)
     data: ProteinDataset = train
     if options.distillation_data_dir is not None:
-        distillation = _folder(options, counter, "distillation")
+        distillation: ProteinDataset = _folder(options, counter, "distillation")
+        if options.distillation_filter_path is not None:
+            distillation = only_listed(distillation, options.distillation_filter_path)
         distilled = _weights(distillation, options.distillation_chain_data_cache_path)
         data, weights = _mixed(
             (train, distillation), (weights, distilled), options.distillation_prob
@@ -303,11 +314,13 @@ def _folder(options: argparse.Namespace, counter: SkipCounter, kind: str) -> Tab
 
 def _about_templates(options: argparse.Namespace) -> dict[str, Any]:
     """What holds for the templates of every set."""
-    path = options.template_release_dates_cache_path
+    dates = options.template_release_dates_cache_path
+    obsolete = options.obsolete_pdbs_file_path
     return {
         "template_policy": options.bad_files,
         "max_template_date": options.max_template_date,
-        "release_dates": None if path is None else read_release_dates(path),
+        "release_dates": None if dates is None else read_release_dates(dates),
+        "obsolete": None if obsolete is None else read_obsolete_entries(obsolete),
     }
 
 

@@ -216,7 +216,11 @@ def test_a_release_dates_cache_spares_opening_files(folder: Path) -> None:
     path.write_text(json.dumps({HIT_OF_1A2Y.upper(): "2022-12-31"}))
     dated = dataclasses.replace(dataset, release_dates=read_release_dates(path))
     assert not was_considered(dated)
-    for text in ("[]", '{"a": 3}', '{"a": "soon"}', "{"):
+    # As in the caches of mmCIF folders.
+    record = {"release_date": "2022-12-31", "chain_ids": ["A"], "seqs": ["ACD"]}
+    path.write_text(json.dumps({HIT_OF_1A2Y: record}))
+    assert read_release_dates(path) == dated.release_dates
+    for text in ("[]", '{"a": 3}', '{"a": "soon"}', '{"a": {"b": "2022-12-31"}}', "{"):
         path.write_text(text)
         with pytest.raises(DataError, match=r"dates\.json"):
             read_release_dates(path)

@@ -17,6 +17,7 @@ from models.alphafold.data.shared_proteins import default_root
 from models.alphafold.data.templates import (
     choose_templates,
     load_templates,
+    read_obsolete_entries,
     template_features,
     template_from_chain,
     template_from_hit,
@@ -122,6 +123,39 @@ def test_templates_released_too_late_are_left_out(
             max_date="2000-01-01",
         )
     assert [template.name for template in early] == ["1psm_A"]
+
+
+def test_hits_of_replaced_entries_are_read_from_those_that_replace_them(
+    hits: tuple[TemplateHit, ...], query: str, tmp_path
+) -> None:
+    (tmp_path / "obsolete.dat").write_text(
+        " LIST OF OBSOLETE COORDINATE ENTRIES AND SUCCESSORS\n"
+        "OBSLTE    31-JUL-94 9OLD     9MID     9NEW\n"
+        "OBSLTE    01-AUG-95 9MID     1PSM\n"
+        "OBSLTE    02-AUG-96 9LST\n"
+        "OBSLTE    02-AUG-97 9BAD     9BAC\n"
+        "OBSLTE    02-AUG-98 9BAC     9BAD\n"
+    )
+    obsolete = read_obsolete_entries(tmp_path / "obsolete.dat")
+    assert obsolete["9old"] == obsolete["9mid"] == "1psm"
+    assert "9lst" not in obsolete
+    hit = next(hit for hit in hits if hit.pdb_id == "1psm")
+    old = [dataclasses.replace(hit, name="9OLD_A")]
+    counter = SkipCounter()
+
+    def names(*excluded: str) -> list[str]:
+        found = load_templates(
+            old, ROOT / TESTS / "mmcifs", query, max_hits=1, counter=counter,
+            exclude_pdb_ids=excluded, obsolete=obsolete,
+        )  # fmt: skip
+        return [template.name for template in found]
+
+    assert names() == ["1psm_A"]
+    # The target's own structure is none, whatever it was called.
+    assert names("1psm") == []
+    (tmp_path / "obsolete.dat").write_text("nothing of the kind")
+    with pytest.raises(DataError, match=r"obsolete\.dat: has no line 'OBSLTE"):
+        read_obsolete_entries(tmp_path / "obsolete.dat")
 
 
 def test_a_missing_template_file_can_be_an_error(

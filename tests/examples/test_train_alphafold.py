@@ -295,7 +295,11 @@ def test_every_set_has_the_runs_rules_about_templates(folder: Path, tmp_path: Pa
         f"--{kind}_data_dir {folder / 'data'} --{kind}_alignment_dir {folder / 'alignments'}"
         for kind in ("val", "distillation")
     )
-    flags = f"{others} --bad_files raise --template_release_dates_cache_path {tmp_path}/dates.json"
+    (tmp_path / "obsolete.dat").write_text("OBSLTE    31-JUL-94 116L     216L\n")
+    flags = (
+        f"{others} --bad_files raise --template_release_dates_cache_path {tmp_path}/dates.json "
+        f"--obsolete_pdbs_file_path {tmp_path}/obsolete.dat"
+    )
     data, _ = train_alphafold.gather(parsed(folder, flags))
     assert not data.skip_bad_files
     assert data.validation_name == "validation"
@@ -304,6 +308,7 @@ def test_every_set_has_the_runs_rules_about_templates(folder: Path, tmp_path: Pa
         assert dataset.max_template_date == DATE
         assert dataset.template_policy == "raise"
         assert dataset.release_dates == {"1abc": "2019-05-05"}
+        assert dataset.obsolete == {"116l": "216l"}
     # The paper's filters are for experimental structures that are learnt from.
     assert [part.only_trainable for part in (*data.train.parts, data.validation)] == [
         True, False, False,
@@ -322,19 +327,21 @@ def test_filters_and_weights_are_of_the_set_they_are_given_for(
         return tmp_path / name
 
     (tmp_path / "filter.txt").write_text("3ccc_A\n1aaa_A\n9zzz_Q\n")
+    (tmp_path / "distilled.txt").write_text("1aaa_A\n2bbb_A\n")
     trained = cache("train.json", **{"1aaa_A": 1, "3ccc_A": 3})
-    distilled = cache("distilled.json", **{"1aaa_A": 1, "2bbb_A": 1, "3ccc_A": 2})
+    distilled = cache("distilled.json", **{"1aaa_A": 1, "2bbb_A": 2, "3ccc_A": 2})
     flags = (
         f"--distillation_data_dir {folder / 'data'} --distillation_prob 0.5 "
         f"--distillation_alignment_dir {folder / 'alignments'} "
         f"--train_filter_path {tmp_path}/filter.txt --train_chain_data_cache_path {trained} "
-        f"--distillation_chain_data_cache_path {distilled}"
+        f"--distillation_chain_data_cache_path {distilled} "
+        f"--distillation_filter_path {tmp_path}/distilled.txt"
     )
     data, description = train_alphafold.gather(parsed(folder, flags))
-    assert [data.train.name(index) for index in range(5)] == [
-        "1aaa_A", "3ccc_A", "1aaa_A", "2bbb_A", "3ccc_A",
+    assert [data.train.name(index) for index in range(4)] == [
+        "1aaa_A", "3ccc_A", "1aaa_A", "2bbb_A",
     ]  # fmt: skip
-    np.testing.assert_allclose(data.weights, [0.375, 0.125, 0.2, 0.2, 0.1])
+    np.testing.assert_allclose(data.weights, [0.375, 0.125, 1 / 3, 1 / 6])
     assert "2 of 3 chains" in description
     # Training chains are scored as training sees them.
     assert [data.validation.name(index) for index in range(2)] == ["1aaa_A", "3ccc_A"]

@@ -203,6 +203,7 @@ class TableOfFiles:
             Those of an experimental target must also be older than itself.
         release_dates: of template entries by lower-case name, so that files of later ones need
             not be opened; None opens all.
+        obsolete: template entries that others have replaced, by lower-case name.
         only_trainable: refuse chains that the paper's filters leave out, see `require_trainable`.
     """
 
@@ -211,6 +212,7 @@ class TableOfFiles:
     template_policy: BadFilePolicy = "skip"
     max_template_date: str | None = None
     release_dates: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
+    obsolete: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
     only_trainable: bool = False
 
     def __len__(self) -> int:
@@ -223,6 +225,7 @@ class TableOfFiles:
             template_policy=self.template_policy,
             max_template_date=self.max_template_date,
             release_dates=self.release_dates,
+            obsolete=self.obsolete,
         )
         return require_trainable(protein) if self.only_trainable else protein
 
@@ -240,6 +243,7 @@ def openfold_folder(
     template_policy: BadFilePolicy = "skip",
     max_template_date: str | None = None,
     release_dates: Mapping[str, str] | None = None,
+    obsolete: Mapping[str, str] | None = None,
     is_distillation: bool = False,
 ) -> TableOfFiles:
     """Find the proteins of an OpenFold-style folder.
@@ -257,6 +261,7 @@ def openfold_folder(
         template_policy: the same for templates, see `TableOfFiles`.
         max_template_date: leave out templates released after this "YYYY-MM-DD".
         release_dates: of template entries by lower-case name.
+        obsolete: template entries that others have replaced, by lower-case name.
         is_distillation: the structures are predictions with pLDDT in their B-factors.
 
     Raises:
@@ -285,6 +290,7 @@ def openfold_folder(
         template_policy,
         max_template_date,
         release_dates,
+        obsolete,
     )
 
 
@@ -335,6 +341,7 @@ def load_entry(
     template_policy: BadFilePolicy = "skip",
     max_template_date: str | None = None,
     release_dates: Mapping[str, str] | None = None,
+    obsolete: Mapping[str, str] | None = None,
 ) -> Protein:
     """Read the files of one protein into one coordinate system, the chain's full sequence.
 
@@ -366,6 +373,7 @@ def load_entry(
         faults,
         latest_template_date(max_template_date, target_date),
         release_dates,
+        obsolete,
     )
     return Protein(
         entry.name, chain, alignment, templates, entry.is_distillation, tuple(faults.faults)
@@ -379,6 +387,7 @@ def _entry_templates(
     faults: FaultList,
     max_date: str | None,
     release_dates: Mapping[str, str] | None,
+    obsolete: Mapping[str, str] | None,
 ) -> tuple[Template, ...]:
     templates: list[Template] = []
     for path, chain_id in entry.template_chains:
@@ -398,6 +407,7 @@ def _entry_templates(
                 exclude_pdb_ids=(entry.structure.name.split(".")[0], chain.pdb_id),
                 max_date=max_date,
                 release_dates=release_dates,
+                obsolete=obsolete,
             )
         )
     return tuple(templates)

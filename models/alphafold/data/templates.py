@@ -177,14 +177,46 @@ def latest_template_date(max_date: str | None, target_date: str) -> str | None:
 def read_release_dates(path: str | Path) -> dict[str, str]:
     """Read a template release dates cache: a JSON object of entry name to "YYYY-MM-DD".
 
+    In place of the date there may be an object with a `release_date`, as in the caches of mmCIF
+    folders that OpenFold users have.
+
     Raises:
         DataError: it cannot be read or is not of that form.
     """
     with parsing(str(path)):
-        dates = {name.lower(): date for name, date in json.loads(read_bytes(path)).items()}
+        dates = {
+            name.lower(): record["release_date"] if isinstance(record, dict) else record
+            for name, record in json.loads(read_bytes(path)).items()
+        }
         for date in dates.values():
             datetime.date.fromisoformat(date)
     return dates
+
+
+def read_obsolete_entries(path: str | Path) -> dict[str, str]:
+    """Read the PDB's list of obsolete entries (`obsolete.dat`).
+
+    Returns:
+        Lower-case name of each replaced entry to that of the entry that stands for it today.
+
+    Raises:
+        DataError: it cannot be read, or holds no such line.
+    """
+    rows = [
+        line.lower().split() for line in read_bytes(path).decode("utf-8", "replace").split("\n")
+    ]
+    # OBSLTE, date, entry, and its successors, if it has any.
+    replaced = {row[2]: row[3] for row in rows if len(row) > 3 and row[0] == "obslte"}
+    if not replaced:
+        raise DataError(
+            "has no line 'OBSLTE <date> <entry> <successor>'", source=str(path), kind="malformed"
+        )
+    for name in replaced:
+        seen = {name}
+        while (successor := replaced[name]) in replaced and successor not in seen:
+            seen.add(successor)
+            replaced[name] = replaced[successor]
+    return replaced
 
 
 def load_templates(
@@ -197,6 +229,7 @@ def load_templates(
     exclude_pdb_ids: Sequence[str] = (),
     max_date: str | None = None,
     release_dates: Mapping[str, str] | None = None,
+    obsolete: Mapping[str, str] | None = None,
 ) -> tuple[Template, ...]:
     """Turn the best usable hits into templates.
 
@@ -209,8 +242,11 @@ def load_templates(
         exclude_pdb_ids: entries that must not serve, the target's own above all.
         max_date: leave out entries released after this "YYYY-MM-DD"; None keeps all.
         release_dates: of entries, for which no file is opened to find them out.
+        obsolete: entries that others have replaced; the others are read, and left out where they
+            are excluded.
     """
     folder = Path(mmcif_dir)
+    hits = [_of_today(hit, obsolete or {}) for hit in hits]
     templates: list[Template] = []
     usable = usable_hits(hits, query_sequence, exclude_pdb_ids=exclude_pdb_ids)
     missing: list[str] = []
@@ -240,6 +276,12 @@ def load_templates(
             )
         )
     return tuple(templates)
+
+
+def _of_today(hit: TemplateHit, obsolete: Mapping[str, str]) -> TemplateHit:
+    if hit.pdb_id not in obsolete:
+        return hit
+    return dataclasses.replace(hit, name=f"{obsolete[hit.pdb_id]}_{hit.chain_id}")
 
 
 @functools.lru_cache(maxsize=_CACHED_CHAINS)
