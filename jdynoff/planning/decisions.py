@@ -102,7 +102,6 @@ class Replay:
     consumer: Region
     origins: dict[Value, Origin] = dataclasses.field(default_factory=dict)
     rebuilds: dict[Value, Value] = dataclasses.field(default_factory=dict)  # consumed -> produced
-    needed: set[Value] = dataclasses.field(default_factory=set)  # by replays further in
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)

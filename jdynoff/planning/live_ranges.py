@@ -49,6 +49,7 @@ class Simulation:
     residency: Residency
 
     def __post_init__(self) -> None:
+        self.spilled_peak = 0
         self._peaks: dict[Region, int] = {}
         self._bounds: dict[Region, int] = {}
         self._reads: dict[Value, list[int]] = {}
@@ -88,9 +89,12 @@ class Simulation:
         return self._peaks[region]
 
     def spill(self, allowance: int) -> list[Spill]:
-        """Chooses what leaves XLA so that the simulated peak stays within `allowance` bytes."""
+        """Chooses what leaves XLA so that the simulated peak stays within `allowance` bytes.
+
+        Where that is impossible, it comes as near as it can; `spilled_peak` says how near.
+        """
         spills: list[Spill] = []
-        self._spill(self.program.top, allowance, spills)
+        self.spilled_peak = self._spill(self.program.top, allowance, spills)
         return spills
 
     def largest_at_peak(self, count: int = 10) -> list[LiveTensor]:
@@ -184,9 +188,10 @@ class Simulation:
                 peak, where = alive + inside, position
         return peak, where
 
-    def _spill(self, region: Region, allowance: int, spills: list[Spill]) -> None:
+    def _spill(self, region: Region, allowance: int, spills: list[Spill]) -> int:
+        """Adds the region's spills; returns the peak that is left."""
         if self.peak(region) <= allowance:
-            return
+            return self.peak(region)
         starting: dict[int, list[Value]] = {}
         for value in self._values(region):
             first, _ = self._range(value)
@@ -195,7 +200,7 @@ class Simulation:
         away: set[Value] = set()
         heap: list[tuple[int, int, Value]] = []  # (-next use, tie, value)
         evictions: dict[Value, list[Operation]] = {}
-        total = 0
+        total = peak = 0
         tie = 0
 
         def next_use(value: Value, position: int) -> int | None:
@@ -208,7 +213,7 @@ class Simulation:
                 operand
                 for operand in {
                     id(operand): operand
-                    for operand in operation.operands
+                    for operand in self.residency.operands(operation)
                     if isinstance(operand, Value) and operand in away
                 }.values()
                 if position in self._positions(operand)
@@ -219,7 +224,7 @@ class Simulation:
                 total += value.nbytes
             inside = max((self.peak(body) for body in operation.bodies), default=0)
             least = max((self.lower_bound(body) for body in operation.bodies), default=0)
-            needed_here = {id(operand) for operand in operation.operands} | {
+            needed_here = {id(operand) for operand in self.residency.operands(operation)} | {
                 id(result) for result in operation.results
             }
             postponed = []
@@ -241,12 +246,16 @@ class Simulation:
             for item in postponed:
                 heapq.heappush(heap, item)
             if total + inside > allowance and operation.bodies:
+                inside = 0
                 for body in operation.bodies:
+                    left = self.peak(body)
                     if not body.in_predicate:
-                        self._spill(body, max(least, allowance - total), spills)
+                        left = self._spill(body, max(least, allowance - total), spills)
+                    inside = max(inside, left)
+            peak = max(peak, total + inside)
             touched = {
                 id(value): value
-                for value in (*operation.operands, *operation.results)
+                for value in (*self.residency.operands(operation), *operation.results)
                 if isinstance(value, Value) and value in alive
             }
             for value in touched.values():
@@ -260,6 +269,7 @@ class Simulation:
         anchors = self._derive(region, evictions)
         for value, points in evictions.items():
             spills.append(self._record(value, points, anchors.get(value)))
+        return peak
 
     def _derive(
         self, region: Region, evictions: dict[Value, list[Operation]]

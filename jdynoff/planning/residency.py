@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jdynoff.planning.decisions import Decisions
-from jdynoff.program.graph import Operation, Program, Region, Value
+from jdynoff.planning.decisions import Decisions, Outer
+from jdynoff.program.graph import Operand, Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, Node, ScanNode, leaves
 
 
@@ -25,6 +25,18 @@ class Residency:
     dead_outputs: dict[Region, set[int]] = dataclasses.field(default_factory=dict)
     # Values that exist only from their first use on: reloaded or computed again.
     late: set[Value] = dataclasses.field(default_factory=set)
+    # What bodies of an operation compute from, although it is no operand of the operation.
+    again: dict[Operation, list[Value]] = dataclasses.field(default_factory=dict)
+    _readers: dict[Value, list[Operation]] = dataclasses.field(default_factory=dict)
+
+    def read_again(self, operation: Operation, value: Value) -> None:
+        """Records that bodies of `operation` compute from `value`, which is beside it."""
+        self.again.setdefault(operation, []).append(value)
+        self._readers.setdefault(value, []).append(operation)
+
+    def operands(self, operation: Operation) -> list[Operand]:
+        """What must be there when `operation` starts."""
+        return [*operation.operands, *self.again.get(operation, ())]
 
     def reads(self, value: Value) -> list[Operation]:
         """Operations that read `value` as an array, in program order, each once."""
@@ -33,6 +45,9 @@ class Residency:
             for operation, number in value.uses
             if (operation, number) not in self.served
         }
+        operations.update(
+            (operation.position, operation) for operation in self._readers.get(value, ())
+        )
         return [operations[position] for position in sorted(operations)]
 
     def is_output(self, value: Value) -> bool:
@@ -53,6 +68,17 @@ def residency(program: Program, decisions: Decisions) -> Residency:
         _serve(site.reach, state)
     for rebuilt in decisions.rebuilt:
         _serve(rebuilt.node, state)
+    for consumer, replay in decisions.replays.items():
+        owner = consumer.owner
+        for origin in replay.origins.values():
+            if isinstance(origin, Outer) and isinstance(origin.operand, Value):
+                value = origin.operand
+                if (
+                    owner is not None
+                    and value.region is owner.region
+                    and value.producer is not None
+                ):
+                    state.read_again(owner, value)
     for region in program.regions:
         for operation in region.operations:
             if operation.kind not in ("scan", "cond"):

@@ -1,8 +1,8 @@
 """Finds the residuals that pass through control flow, and how each gets to its consumer.
 
 Every value that a scan (or a branch) makes and a later scan (or branch) takes apart again is a
-candidate. Pairs of regions are then freed of what need not be moved (`planning.recompute`); what
-is left becomes a `Site`.
+candidate. What need not be moved, since the consumer can compute it again, is chosen by
+`planning.cut`; what is left becomes a `Site`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import hashlib
 from collections.abc import Iterable
 
 from jdynoff import jax_compat
-from jdynoff.planning import recompute
-from jdynoff.planning.decisions import Decisions, Own, Rebuild, Replay, Site, Stored
+from jdynoff.planning.cut import Cut, Needed, cut
+from jdynoff.planning.decisions import Decisions, Own, Rebuild, Site, Stored
+from jdynoff.planning.pairs import Chain, Pair, Pairs, Path
 from jdynoff.program.graph import Constant, Operation, Program, Region, Value
 from jdynoff.program.structure import (
     CondNode,
@@ -29,6 +30,9 @@ from jdynoff.program.structure import (
 
 # Moving an array costs a call of a few microseconds; below this it is cheaper to keep it.
 DEFAULT_MIN_BYTES = 16 * 1024
+# A value beside both bodies of a pair may live on for what is computed from it, if it is no larger
+# than this share of the largest residual.
+_SMALL_SHARE = 1 / 16
 
 
 def find_sites(
@@ -60,23 +64,75 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
             site = _candidate(values, decisions.min_bytes)
             if site is not None:
                 candidates.append(site)
-    groups: dict[tuple[Region, Region], list[_Reading]] = {}
+    largest = max((site.total_bytes for site in candidates), default=0)
+    pairs = Pairs(top, int(_SMALL_SHARE * largest), decisions.replays)
+    # Of several readings of one and the same array of a body, the first one's site moves it.
+    first: dict[Needed, _Reading] = {}
+    again: list[tuple[Needed, _Reading]] = []
     for site in candidates:
         for reading in _readings(site):
-            groups.setdefault(reading.chain[-1], []).append(reading)
-    # Outermost first: an inner pair reads what the pair around it can get at.
-    ordered = sorted(groups.values(), key=lambda group: len(group[0].chain))
-    replays: dict[Region, tuple[Replay, Replay | None]] = {}
+            pair = pairs.find(reading.chain, reading.path)
+            produced = reading.leaf.produced
+            if pair is None or isinstance(produced, Constant):
+                continue
+            if (pair, produced) in first:
+                again.append(((pair, produced), reading))
+            else:
+                first[pair, produced] = reading
+    choice = cut(list(first), pairs, decisions.price)
     rebuilt: dict[tuple[Leaf, Value], str] = {}
-    for group in ordered:
-        _reduce(group, top, replays, rebuilt, decisions)
-    for replay, around in reversed(replays.values()):
-        recompute.prune(replay, around)
-        if replay.rebuilds or replay.origins:
-            decisions.replays[replay.consumer] = replay
+    for node, reading in first.items():
+        if node in choice.computed:
+            node[0].replay.rebuilds[reading.consumed] = node[1]
+            rebuilt[reading.leaf, reading.consumed] = "follows cheaply from what is there"
+    for node, reading in again:
+        node[0].replay.rebuilds[reading.consumed] = node[1]
+        rebuilt[reading.leaf, reading.consumed] = "the same array is moved for another site"
+    _reach(choice, first, pairs, region, decisions)
     reasons = {leaf: reason for (leaf, _), reason in rebuilt.items()}
     for site in candidates:
         _settle(site, rebuilt, reasons, decisions)
+
+
+def _reach(
+    choice: Cut,
+    first: dict[Needed, _Reading],
+    pairs: Pairs,
+    region: Region,
+    decisions: Decisions,
+) -> None:
+    """Gives every pair the origins of what its consumer computes from, outermost pair first."""
+    members: dict[Pair, list[Value]] = {pair: [] for pair in pairs.by_consumer.values()}
+    for pair, value in (*choice.stored, *choice.computed):
+        members[pair].append(value)
+    for pair, values in members.items():
+        replay = pair.replay
+        for value in sorted(values, key=_made_at):
+            if (pair, value) in choice.stored:
+                reading = first.get((pair, value))
+                if reading is not None:
+                    replay.origins[value] = Own(reading.consumed)
+                    continue
+                node = pair.along(Leaf(value, ()))
+                site = _site(
+                    None, Leaf(value, ()), node, region, _entries(node), decisions.min_bytes
+                )
+                if not site.kept:
+                    site.reason = "residuals are computed from it"
+                replay.origins[value] = Stored(site)
+                decisions.sites.append(site)
+            elif value.producer is None:
+                replay.origins[value] = pairs.free_origin(pair, value) or pairs.outer_origin(
+                    pair, value
+                )
+        pair.twins = {produced: consumed for consumed, produced in replay.rebuilds.items()}
+        pair.twins.update(
+            (value, origin.value)
+            for value, origin in replay.origins.items()
+            if isinstance(origin, Own)
+        )
+        if replay.rebuilds or replay.origins:
+            decisions.replays[pair.consumer] = replay
 
 
 def _forwarded(operation: Operation) -> list[list[Value]]:
@@ -98,14 +154,14 @@ class _Reading:
     site: Site
     leaf: Leaf
     consumed: Value
-    path: tuple[tuple[ScanNode | CondNode, int], ...]  # node and branch
-    chain: tuple[tuple[Region, Region], ...]  # producing and consuming body
+    path: Path
+    chain: Chain
 
 
 def _readings(site: Site) -> list[_Reading]:
     found: list[_Reading] = []
 
-    def visit(node: Node | None, path: tuple[tuple[ScanNode | CondNode, int], ...]) -> None:
+    def visit(node: Node | None, path: Path) -> None:
         if node is None:
             return
         if isinstance(node, ScanNode):
@@ -249,85 +305,8 @@ def _entries(node: Node) -> int:
     return max(_entries(branch) for branch in node.branches if branch is not None)
 
 
-def _replay(
-    chain: tuple[tuple[Region, Region], ...],
-    top: Region,
-    replays: dict[Region, tuple[Replay, Replay | None]],
-) -> Replay | None:
-    """The replay of the innermost pair of a chain; made, with those around it, if new."""
-    producer, consumer = chain[-1]
-    if consumer not in replays:
-        around = _replay(chain[:-1], top, replays) if len(chain) > 1 else None
-        if len(chain) > 1 and around is None:
-            return None
-        replay = Replay(producer, consumer)
-        replay.origins.update(recompute.reachable_inputs(producer, consumer, around, top))
-        replays[consumer] = (replay, around)
-    replay, _ = replays[consumer]
-    # A consumer of two producers rebuilds from the first only.
-    return replay if replay.producer is producer else None
-
-
-def _reduce(
-    readings: list[_Reading],
-    top: Region,
-    replays: dict[Region, tuple[Replay, Replay | None]],
-    rebuilt: dict[tuple[Leaf, Value], str],
-    decisions: Decisions,
-) -> None:
-    """Decides, for one pair of bodies, which readings are moved and which are computed again."""
-    producer, consumer = readings[0].chain[-1]
-    replay = None if consumer in decisions.replays else _replay(readings[0].chain, top, replays)
-    if replay is None:
-        return
-    # Several results may be one and the same array of the body; it is moved once.
-    first: dict[Value, _Reading] = {}
-    for reading in readings:
-        produced = reading.leaf.produced
-        if isinstance(produced, Constant):
-            continue
-        if produced in first:
-            replay.rebuilds[reading.consumed] = produced
-            rebuilt[reading.leaf, reading.consumed] = "the same array is moved for another site"
-        else:
-            first[produced] = reading
-    residuals = {produced: reading.site.entry_bytes for produced, reading in first.items()}
-    kept, again, bases = recompute.choose(producer, residuals, set(replay.origins), decisions.price)
-    for produced, reading in first.items():
-        if produced in again or produced in replay.origins:
-            replay.rebuilds[reading.consumed] = produced
-            rebuilt[reading.leaf, reading.consumed] = "follows cheaply from what is there"
-    for produced, reading in first.items():
-        if produced in kept:
-            replay.origins[produced] = Own(reading.consumed)
-    for product in sorted(bases, key=_made_at):
-        leaf = Leaf(product, ())
-        node = _along(readings[0], leaf)
-        site = _site(None, leaf, node, readings[0].site.region, _entries(node), 0)
-        site.reason = "several residuals are computed from it"
-        replay.origins[product] = Stored(site)
-        decisions.sites.append(site)
-
-
 def _made_at(value: Value) -> tuple[int, int]:
     return (-1 if value.producer is None else value.producer.position, value.index)
-
-
-def _along(reading: _Reading, leaf: Leaf) -> Node:
-    """The descent that `reading` takes, and no other, ending at another leaf."""
-    node: Node = leaf
-    for (step, branch), (_, body) in zip(
-        reversed(reading.path), reversed(reading.chain), strict=True
-    ):
-        assert body.owner is not None
-        consumers = ((body.owner, -1),)
-        if isinstance(step, ScanNode):
-            node = ScanNode(step.producer, -1, consumers, node)
-        else:
-            count = len(step.producer.bodies)
-            branches = tuple(node if number == branch else None for number in range(count))
-            node = CondNode(step.producer, -1, consumers, branches)
-    return node
 
 
 def number_sites(sites: Iterable[Site]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jdynoff import jax_compat
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
+from jdynoff.program.sink import sink_constants
 
 # A checkpoint around the whole loss holds the forward pass again and the backward pass: about three
 # quarters of the step. One that holds this share of it recomputes what jdynoff would move.
@@ -29,7 +30,9 @@ def build(closed_jaxpr: Any) -> Program:
     """
     builder = _Builder()
     top = builder.region(jax_compat.remove_dead_code(closed_jaxpr), None, "step")
-    return Program(top, builder.regions, builder.warnings(top))
+    program = Program(top, builder.regions, builder.warnings(top))
+    sink_constants(program)
+    return program
 
 
 class _Builder:

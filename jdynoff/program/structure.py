@@ -66,8 +66,9 @@ def leaves(node: Node | None) -> list[Leaf]:
 
 def is_scanned(operation: Operation, operand: int) -> bool:
     """Whether operand number `operand` of a scan is sliced by it (neither constant nor carry)."""
-    spec = operation.spec
-    return operation.kind == "scan" and operand >= spec.num_consts + spec.num_carry
+    if operation.kind != "scan":
+        return False
+    return bool(operand >= operation.spec.num_consts + operation.spec.num_carry)
 
 
 def is_stacked(value: Value) -> bool:

@@ -32,17 +32,20 @@ def all_but_every_third(sites: Sequence[Site]) -> Sequence[Site]:
     return [site for number, site in enumerate(sites) if number % 3]
 
 
-@pytest.mark.parametrize(("keep", "share"), [(every_other, 0.3), (all_but_every_third, 0.0)])
+@pytest.mark.parametrize(
+    ("keep", "share", "price"), [(every_other, 0.3, 0.0), (all_but_every_third, 0.0, -1.0)]
+)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_partly_kept_sites_change_nothing(
     example: Example,
     keep: Callable[[Sequence[Site]], Sequence[Site]],
     share: float,
+    price: float,
     spill_directory: Path,
 ) -> None:
     arguments = example.arguments()
     expected = quick(example.step)(*arguments)
-    rewritten = rewrite(example.step, arguments, keep=keep, share=share)
+    rewritten = rewrite(example.step, arguments, keep=keep, share=share, price=price)
     manager = Manager(str(spill_directory))
     results, record = rewritten.run(arguments, manager)
 

@@ -176,7 +176,7 @@ def derivative(kind: str, body: Sequence[Any]) -> Callable[..., Any]:
     kept=st.integers(0, 2**16 - 1),
     share=st.sampled_from([0.0, 0.0, 0.5, None]),
     pages=st.sampled_from([3, 9, None]),
-    price=st.sampled_from([0.0, 0.0, math.inf]),
+    price=st.sampled_from([-1.0, 0.0, 0.0, 16.0, math.inf]),
 )
 def test_a_rewritten_random_program_gives_the_same_results(
     body: tuple[Any, ...],

@@ -1,0 +1,165 @@
+"""Which values to store and which to compute again: a minimum cut, exact for a given price.
+
+Every value that a residual depends on may be stored, at the price of its bytes, or computed again
+from its operands, at the cost of its operation; both count once for each time that their body runs.
+The cheapest choice that makes all residuals available is a minimum cut (project selection, Picard
+1976): the value lies on the source's side if the consumer needs it, its operation if the consumer
+computes it again. All pairs of bodies of a region are one network, since an inner body may start
+from what the body around it computes again.
+
+The trap: capacities are 32-bit integers. They are scaled so that everything stored together is just
+below the limit; what costs less than one unit costs one, or whole chains of cheap operations would
+be free and as long as the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse import csr_array  # SciPy comes with JAX
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from jdynoff.planning.cost import flops
+from jdynoff.planning.live_ranges import executions
+from jdynoff.planning.pairs import Pair, Pairs
+from jdynoff.planning.recompute import can_replay
+from jdynoff.program.graph import Operation, Value
+from jdynoff.program.structure import is_stacked
+
+# The least worth of a byte in FLOPs: an element may be computed again by as many elementwise
+# operations as it has bytes, times this.
+_LEAST_WORTH = 4.0
+_MOST_WORTH = 1e12
+# What a transfer costs beside its bytes, in bytes.
+_CALL_BYTES = 4096
+_SOURCE, _SINK = 0, 1
+_UNLIMITED = 2**31 - 1
+_MOST_UNITS = 2**30
+
+Needed = tuple[Pair, Value]
+
+
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
+class Cut:
+    """What the consumers need: stored, or computed again. In the order of discovery."""
+
+    stored: dict[Needed, None]
+    computed: dict[Needed, None]  # values that follow from others, or from outside
+
+
+def cut(residuals: Sequence[Needed], pairs: Pairs, price: float) -> Cut:
+    """Chooses for every residual, and for all that it depends on.
+
+    Args:
+      residuals: what the consumers of pairs need.
+      pairs: of one region.
+      price: FLOPs that are paid rather than store one byte.
+
+    Returns:
+      The needed values. Every residual is among them.
+    """
+    if not residuals:
+        return Cut({}, {})
+    return _Network(residuals, pairs, price).solve()
+
+
+class _Network:
+    def __init__(self, residuals: Sequence[Needed], pairs: Pairs, price: float) -> None:
+        self.residuals = dict.fromkeys(residuals)
+        self.pairs = pairs
+        self.price = price
+        self.worth = max(min(price, _MOST_WORTH), _LEAST_WORTH)
+        self.needed: dict[Needed, int] = {}  # vertex of a value
+        self.made: dict[tuple[Pair, Operation], int] = {}  # vertex of a computation
+        self.edges: dict[tuple[int, int], float] = {}
+        self.count = 2
+        waiting: list[Needed] = []
+        for node in self.residuals:
+            self.edges[_SOURCE, self.value(node, waiting)] = math.inf
+        while waiting:
+            self.expand(waiting.pop(), waiting)
+
+    def vertex(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def value(self, node: Needed, waiting: list[Needed]) -> int:
+        if node not in self.needed:
+            self.needed[node] = self.vertex()
+            waiting.append(node)
+        return self.needed[node]
+
+    def store_cost(self, node: Needed) -> float:
+        pair, value = node
+        if value.nbytes == 0 or (is_stacked(value) and node not in self.residuals):
+            return math.inf  # a stack that is no residual need not be built at all
+        return self.worth * (value.nbytes + _CALL_BYTES) * executions(pair.producer)
+
+    def expand(self, node: Needed, waiting: list[Needed]) -> None:
+        """Adds the two ways to a value: its store, and its computation."""
+        pair, value = node
+        here, store = self.needed[node], self.store_cost(node)
+        operation = value.producer
+        if operation is None:
+            if self.pairs.free_origin(pair, value) is not None:
+                return
+            outer = self.pairs.outer_operand(pair, value)
+            if outer is None or pair.around is None or not _may_follow(outer):
+                self.edges[here, _SINK] = store
+            else:
+                self.edges[here, self.value((pair.around, outer), waiting)] = store
+            return
+        if not can_replay(operation, self.price):
+            self.edges[here, _SINK] = store
+            return
+        known = (pair, operation)
+        if known not in self.made:
+            made = self.made[known] = self.vertex()
+            self.edges[made, _SINK] = flops(operation) * executions(pair.producer)
+            for operand in operation.operands:
+                if isinstance(operand, Value):
+                    self.edges[made, self.value((pair, operand), waiting)] = math.inf
+        self.edges[here, self.made[known]] = store
+
+    def solve(self) -> Cut:
+        reached = self.source_side()
+        found = Cut({}, {})
+        for node, vertex in self.needed.items():
+            if not reached[vertex]:
+                continue
+            pair, value = node
+            if value.producer is not None:
+                made = self.made.get((pair, value.producer))
+                computed = made is not None and bool(reached[made])
+            elif self.pairs.free_origin(pair, value) is not None:
+                computed = True
+            else:
+                outer, around = self.pairs.outer_operand(pair, value), pair.around
+                computed = False
+                if outer is not None and around is not None and (around, outer) in self.needed:
+                    computed = bool(reached[self.needed[around, outer]])
+            (found.computed if computed else found.stored)[node] = None
+        return found
+
+    def source_side(self) -> np.ndarray:
+        """Whether each vertex lies on the source's side of the smallest minimum cut."""
+        total = sum(self.store_cost(node) for node in self.residuals)
+        scale = _MOST_UNITS / max(total, 1.0)
+        ends = np.array(list(self.edges), np.int32).reshape(-1, 2)
+        costs = np.array(list(self.edges.values()))
+        units = np.clip(np.ceil(costs * scale), 1, _UNLIMITED).astype(np.int32)
+        graph = csr_array((units, (ends[:, 0], ends[:, 1])), shape=(self.count, self.count))
+        flow = maximum_flow(graph, _SOURCE, _SINK).flow
+        left = csr_array(graph - flow)
+        left.eliminate_zeros()
+        reached = np.zeros(self.count, bool)
+        reached[breadth_first_order(left, _SOURCE, return_predecessors=False)] = True
+        return reached
+
+
+def _may_follow(value: Value) -> bool:
+    """Whether an inner body may get a value of the body around it: not slices of a new stack."""
+    return value.producer is None or value.producer.kind == "plain"

@@ -1,0 +1,92 @@
+"""How fast a machine computes and moves bytes: the figures that the cost model reckons with.
+
+Measured once by `python -m jdynoff doctor --measure` and kept in a file, described for a GPU that
+is not there, or assumed. They rank choices and never decide whether a budget holds, so an error in
+them costs time and nothing else.
+
+The trap: on a CPU the pool is in the memory of the processor that computes, so each transfer takes
+processor time twice even if the disk is idle; and XLA gets the memory of its temporaries anew in
+every step, whose pages the kernel must clear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+FILE_VARIABLE = "JDYNOFF_MACHINE_FILE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Sustained rates of one device and its link to the far tier.
+
+    Attributes:
+      name: for people.
+      flops_per_second: float32 matrix products of the sizes that models have.
+      memory_bytes_per_second: of the device's memory, read and written together.
+      fresh_bytes_per_second: of memory that a step uses for its temporaries; infinite where a
+        device keeps it from step to step.
+      copy_bytes_per_second: into or out of the pool, in the time of the processor that computes;
+        infinite where an engine of its own copies.
+      out_bytes_per_second: to the far tier.
+      back_bytes_per_second: from it.
+      call_seconds: one offload or one reload, beside its bytes.
+      origin: "assumed", "described" or "measured on ...".
+    """
+
+    name: str
+    flops_per_second: float
+    memory_bytes_per_second: float
+    fresh_bytes_per_second: float
+    copy_bytes_per_second: float
+    out_bytes_per_second: float
+    back_bytes_per_second: float
+    call_seconds: float
+    origin: str = "assumed"
+
+    def to_json(self) -> str:
+        """The figures as a JSON object, for `read_machine`."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+
+ASSUMED_CPU = Machine("a CPU", 4e10, 1e10, 2e9, 5e9, 1e9, 1e9, 5e-6)
+"""Two cores and an NVMe disk; for a machine that was not measured."""
+
+# Two thirds of the data sheets' float32 rate and bandwidth, which is what large products and copies
+# reach; links at 85% of their nominal rate (PCIe 4.0 x16: 32 GB/s each way, 5.0 x16: 64).
+DESCRIBED = {
+    "NVIDIA H200": Machine(
+        "NVIDIA H200", 4.5e13, 3.2e12, math.inf, math.inf, 55e9, 55e9, 1e-5, "described"
+    ),
+}
+
+
+def machine_file() -> Path:
+    """Where `doctor --measure` keeps its figures: $JDYNOFF_MACHINE_FILE, or the user's cache."""
+    given = os.environ.get(FILE_VARIABLE)
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "jdynoff" / "machine.json"
+
+
+def read_machine(path: Path | None = None) -> Machine:
+    """The measured figures of this machine's CPU; the assumed ones where nothing was measured.
+
+    A file that cannot be read, or is of another version, counts as none: the figures only rank
+    choices.
+    """
+    try:
+        return Machine(**json.loads((path or machine_file()).read_text()))
+    except (OSError, ValueError, TypeError):
+        return ASSUMED_CPU
+
+
+def machine_of(device: Any) -> Machine:
+    """The figures of a device; those of this machine's CPU for what is not described."""
+    return DESCRIBED.get(getattr(device, "device_kind", "")) or read_machine()

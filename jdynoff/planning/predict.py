@@ -1,0 +1,188 @@
+"""What a set of decisions costs in time, by the machine's rates.
+
+The model: an operation takes the longer of its arithmetic and its memory traffic; what is computed
+again is added; copies into and out of the pool are added where they take the processor's time; and
+the link to the far tier works beside the computation, so that only what it takes beyond the forward
+pass (out) and beyond the backward pass (back) is added.
+
+The trap: XLA fuses elementwise operations, whose traffic counted one by one is several times the
+real one. They count with their results only, and half of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from jdynoff.planning.cost import flops
+from jdynoff.planning.decisions import Decisions, Outer
+from jdynoff.planning.live_ranges import executions
+from jdynoff.planning.machine import Machine
+from jdynoff.program.graph import Operation, Program, Region, Value
+
+_FUSED_SHARE = 0.5
+# Of a step's operations: one pass forwards costs half of one backwards.
+_FORWARD_SHARE = 1 / 3
+_UNFUSED = frozenset(
+    [
+        "concatenate",
+        "conv_general_dilated",
+        "cumsum",
+        "dot_general",
+        "dynamic_update_slice",
+        "gather",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "sort",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a plan asks of the machine beside the computation, in one step.
+
+    Attributes:
+      offloaded_bytes: handed to the manager.
+      reloaded_bytes: taken back.
+      calls: offloads and reloads.
+      pool_bytes: of the offloaded ones, what need not leave the pool.
+      temporary_bytes: of XLA.
+    """
+
+    offloaded_bytes: int = 0
+    reloaded_bytes: int = 0
+    calls: int = 0
+    pool_bytes: int = 0
+    temporary_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Predicted seconds of one step and their parts.
+
+    Attributes:
+      compute_seconds: with everything kept, in memory that costs nothing.
+      flops: with everything kept.
+      extra_flops: computed again.
+      extra_seconds: what that takes.
+      memory_seconds: getting XLA's temporaries.
+      copy_seconds: of the processor, for copies into and out of the pool, and for the calls.
+      stall_seconds: waiting for the far tier.
+    """
+
+    compute_seconds: float
+    flops: float
+    extra_flops: float
+    extra_seconds: float
+    memory_seconds: float
+    copy_seconds: float
+    stall_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """The sum of the parts."""
+        return (
+            self.compute_seconds
+            + self.extra_seconds
+            + self.memory_seconds
+            + self.copy_seconds
+            + self.stall_seconds
+        )
+
+
+class Model:
+    """The cost of one program on one machine; what does not depend on decisions is kept."""
+
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.machine = machine
+        self.compute_seconds, self.flops = self._region(program.top)
+
+    def predict(self, decisions: Decisions, load: Load) -> Prediction:
+        """Predicts the time of a step that carries out `decisions`."""
+        machine = self.machine
+        extra = extra_flops = 0.0
+        for operation, region in replayed(decisions):
+            runs = executions(region)
+            extra += runs * self._seconds(operation)
+            extra_flops += runs * flops(operation)
+        out = max(load.offloaded_bytes - load.pool_bytes, 0) / machine.out_bytes_per_second
+        back = max(load.reloaded_bytes - load.pool_bytes, 0) / machine.back_bytes_per_second
+        forward = _FORWARD_SHARE * self.compute_seconds
+        backward = self.compute_seconds - forward + extra
+        moved = load.offloaded_bytes + load.reloaded_bytes
+        return Prediction(
+            compute_seconds=self.compute_seconds,
+            flops=self.flops,
+            extra_flops=extra_flops,
+            extra_seconds=extra,
+            memory_seconds=load.temporary_bytes / machine.fresh_bytes_per_second,
+            copy_seconds=moved / machine.copy_bytes_per_second + load.calls * machine.call_seconds,
+            stall_seconds=max(out - forward, 0.0) + max(back - backward, 0.0),
+        )
+
+    def _seconds(self, operation: Operation) -> float:
+        """Time of one execution of an operation without bodies."""
+        traffic = float(sum(result.nbytes for result in operation.results))
+        if operation.name in _UNFUSED:
+            traffic += sum(
+                operand.nbytes for operand in operation.operands if isinstance(operand, Value)
+            )
+        else:
+            traffic *= _FUSED_SHARE
+        return max(
+            flops(operation) / self.machine.flops_per_second,
+            traffic / self.machine.memory_bytes_per_second,
+        )
+
+    def _region(self, region: Region) -> tuple[float, float]:
+        """(seconds, FLOPs) of one execution of a region with everything kept."""
+        seconds = work = 0.0
+        for operation in region.operations:
+            if not operation.bodies:
+                seconds += self._seconds(operation)
+                work += flops(operation)
+                continue
+            costs = [self._region(body) for body in operation.bodies]
+            runs = operation.spec.length if operation.kind == "scan" else 1
+            seconds += runs * max(cost[0] for cost in costs)
+            work += runs * max(cost[1] for cost in costs)
+        return seconds, work
+
+
+def replayed(decisions: Decisions) -> list[tuple[Operation, Region]]:
+    """Every operation that is computed again, with the region that does it."""
+    asked: dict[Region, list[Value]] = {
+        consumer: [*replay.rebuilds.values()] for consumer, replay in decisions.replays.items()
+    }
+    for consumer, replay in decisions.replays.items():
+        around = consumer.owner.region if consumer.owner is not None else None
+        outer = None if around is None else decisions.replays.get(around)
+        for origin in replay.origins.values():
+            operand = origin.operand if isinstance(origin, Outer) else None
+            if outer is None or around is None or not isinstance(operand, Value):
+                continue
+            if operand.region is outer.producer:
+                asked[around].append(operand)
+    found: list[tuple[Operation, Region]] = []
+    for consumer, replay in decisions.replays.items():
+        cone = _cone(asked[consumer], set(replay.origins))
+        found.extend((operation, consumer) for operation in cone)
+    for spill in decisions.spills:
+        if spill.site is None:
+            cone = _cone([spill.value], set(spill.anchors))
+            found.extend((operation, spill.value.region) for operation in cone)
+    return found
+
+
+def _cone(targets: Iterable[Value], known: set[Value]) -> list[Operation]:
+    found: dict[Operation, None] = {}
+    waiting = [value for value in targets if isinstance(value, Value)]
+    while waiting:
+        value = waiting.pop()
+        if value in known or value.producer is None or value.producer in found:
+            continue
+        found[value.producer] = None
+        waiting.extend(operand for operand in value.producer.operands if isinstance(operand, Value))
+    return list(found)
