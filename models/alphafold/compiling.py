@@ -15,6 +15,9 @@ RUN_ONCE: dict[str, bool | int | str] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
+if jax.__version_info__ < (0, 11):
+    # The emitters of fusions take half of the compiler's time; later XLA has no others.
+    RUN_ONCE["xla_cpu_use_fusion_emitters"] = False
 
 
 def run_once(fun: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,8 @@
 """A model that compiles in seconds, and made-up features for it.
 
 Compiling dominates every test of the model, so parameters come from numpy, not from a compiled
-initialiser, and the compiler is told not to try hard.
+initialiser, and the compiler is told not to try hard. One operation after the other is no way out:
+each is then compiled by itself.
 """
 
 from __future__ import annotations
