@@ -12,6 +12,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from models.alphafold.compiling import run_once
 from models.alphafold.config import model_config
 from models.alphafold.data.labels import rigid_group_labels
 from models.alphafold.network.attention import Attention, GlobalAttention
@@ -20,7 +21,7 @@ from models.alphafold.network.msa import Transition
 from models.alphafold.network.settings import Settings
 from models.alphafold.network.templates import SingleTemplateEmbedding, template_torsion_rows
 from models.alphafold.structure.residue_constants import ATOM_ORDER
-from tests.alphafold.small_model import random_params
+from tests.alphafold.small_model import compile_quickly, random_params
 
 SETTINGS = Settings(deterministic=True)
 ALANINE = 0
@@ -44,7 +45,7 @@ def drawn(fun: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     params = random_params(jax.eval_shape(transformed.init, jax.random.key(0), *args))
     params = jax.tree.map(np.asarray, params)
     with jax.default_matmul_precision("highest"):
-        return params, transformed.apply(params, *args)
+        return params, compile_quickly(transformed.apply, params, *args)(params, *args)
 
 
 def assert_close(actual: Any, expected: np.ndarray) -> None:
@@ -161,7 +162,7 @@ def test_outer_product_mean_is_first_or_after_the_msa_updates(first: bool) -> No
             params[path] = {name: jnp.zeros_like(value) for name, value in values.items()}
     params = jax.tree.map(np.asarray, params)
     with jax.default_matmul_precision("highest"):
-        out = block.apply(params, *args)
+        out = compile_quickly(block.apply, params, *args)(params, *args)
 
     def part(name: str) -> dict[str, np.ndarray]:
         return params[f"block/{name}"]
@@ -300,7 +301,7 @@ def test_last_layers_start_at_zero_or_at_fan_in_scale(zero_init: bool) -> None:
         {"msa": np.ones((1, 2), np.float32), "pair": np.ones((2, 2), np.float32)},
     )
     transformed = hk.transform(lambda a, m: EvoformerIteration(config, settings, False, "b")(a, m))
-    params = transformed.init(jax.random.key(0), *args)
+    params = run_once(transformed.init, jax.random.key(0), *args)
     last = {
         "b/msa_row_attention_with_pair_bias/attention": ("output_w", 64),
         "b/msa_transition/transition2": ("weights", 256),
