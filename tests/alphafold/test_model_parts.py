@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from models.alphafold.network.msa import MSARowAttentionWithPairBias
 from models.alphafold.network.settings import Settings
 from models.alphafold.network.triangle import TriangleMultiplication
 from models.alphafold.structure import quaternion, rigid
-from tests.alphafold.small_model import random_params
+from tests.alphafold.small_model import compile_quickly, random_params
 
 SETTINGS = Settings(deterministic=True)
 
@@ -37,21 +39,25 @@ def test_chunks_equal_the_whole(chunk: int | None, checkpoint: bool) -> None:
     def fun(rows):
         return {"z": jnp.sin(rows["x"]) * rows["y"][:, None], "s": rows["x"].sum(-1)}
 
-    def loss(rows):
-        out = map_row_chunks(fun, rows, chunk, checkpoint=checkpoint)
-        return jnp.sum(out["z"] ** 2) + jnp.sum(out["s"])
+    def chunked(rows):
+        return map_row_chunks(fun, rows, chunk, checkpoint=checkpoint)
 
-    out = map_row_chunks(fun, rows, chunk, checkpoint=checkpoint)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), out, fun(rows))
-    whole = jax.grad(lambda rows: jnp.sum(fun(rows)["z"] ** 2) + jnp.sum(fun(rows)["s"]))(rows)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), jax.grad(loss)(rows), whole
-    )
+    def with_gradient(fun):
+        def loss(rows):
+            out = fun(rows)
+            return jnp.sum(out["z"] ** 2) + jnp.sum(out["s"]), out
+
+        return compile_quickly(jax.grad(loss, has_aux=True), rows)(rows)
+
+    gradient, out = with_gradient(chunked)
+    whole_gradient, whole = with_gradient(fun)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), out, whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), gradient, whole_gradient)
 
 
 def dropped(shape: tuple[int, ...], axis: int | None, active: bool = True) -> np.ndarray:
     network = hk.transform(lambda: dropout(jnp.ones(shape), 0.25, active=active, shared_axis=axis))
-    return np.asarray(network.apply({}, jax.random.key(0)))
+    return np.asarray(jax.jit(network.apply)({}, jax.random.key(0)))
 
 
 def test_dropout_is_shared_along_its_axis_and_keeps_the_mean() -> None:
@@ -98,7 +104,7 @@ def test_fused_projections_equal_separate_ones() -> None:
 
     separate = hk.without_apply_rng(hk.transform(build))
     params = random_params(jax.eval_shape(separate.init, jax.random.key(0), pair, mask))
-    expected = separate.apply(params, pair, mask)
+    expected = compile_quickly(separate.apply, params, pair, mask)(params, pair, mask)
 
     def both(part: str) -> dict[str, jax.Array]:
         left, right = (params[f"{name}/{side}_{part}"] for side in ("left", "right"))
@@ -114,7 +120,8 @@ def test_fused_projections_equal_separate_ones() -> None:
     }
     config.fuse_projection_weights = True
     fused = hk.without_apply_rng(hk.transform(build))
-    np.testing.assert_allclose(fused.apply(fused_params, pair, mask), expected, atol=1e-5)
+    out = compile_quickly(fused.apply, fused_params, pair, mask)(fused_params, pair, mask)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_bfloat16_activations_stay_near_float32_ones() -> None:
@@ -122,13 +129,11 @@ def test_bfloat16_activations_stay_near_float32_ones() -> None:
     config = config.msa_row_attention_with_pair_bias
     args = (normal(3, 5, 8), jnp.ones((3, 5)), normal(5, 5, 4))
 
-    def run(params, msa, mask, pair):
-        return hk.transform(
-            lambda *xs: MSARowAttentionWithPairBias(config, SETTINGS, "row")(*xs)
-        ).apply(params, None, msa, mask, pair)
-
-    init = hk.transform(lambda *xs: MSARowAttentionWithPairBias(config, SETTINGS, "row")(*xs)).init
-    params = random_params(jax.eval_shape(init, jax.random.key(0), *args))
+    attention = hk.without_apply_rng(
+        hk.transform(lambda *xs: MSARowAttentionWithPairBias(config, SETTINGS, "row")(*xs))
+    )
+    run = jax.jit(attention.apply)
+    params = random_params(jax.eval_shape(attention.init, jax.random.key(0), *args))
     wide = run(params, *args)
     narrow = run(params, args[0].astype(jnp.bfloat16), args[1], args[2].astype(jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
@@ -137,12 +142,17 @@ def test_bfloat16_activations_stay_near_float32_ones() -> None:
 
 
 def test_frame_aligned_error_ignores_how_the_prediction_lies_in_space() -> None:
-    frames = quaternion.update(quaternion.identity((4,)), normal(4, 6)).rigid
-    other = quaternion.update(quaternion.identity((4,)), normal(4, 6, seed=1)).rigid
+    @functools.partial(jax.jit, static_argnames="shape")
+    def drawn(vector, shape):
+        return quaternion.update(quaternion.identity(shape), vector).rigid
+
+    frames = drawn(normal(4, 6), (4,))
+    other = drawn(normal(4, 6, seed=1), (4,))
     points, true_points = normal(9, 3, seed=2) * 5, normal(9, 3, seed=3) * 5
-    motion = quaternion.update(quaternion.identity(()), normal(6, seed=4)).rigid
+    motion = drawn(normal(6, seed=4), ())
     moved = rigid.compose(motion, frames), rigid.apply(motion, points)
 
+    @functools.partial(jax.jit, static_argnames=("clamp_distance", "chunk_size"))
     def error(frames, points, **options):
         ones = jnp.ones(4), jnp.ones(9)
         return frame_aligned_point_error(
@@ -160,7 +170,8 @@ def test_frame_aligned_error_ignores_how_the_prediction_lies_in_space() -> None:
 def test_lddt_of_the_truth_is_one_and_falls_with_distance() -> None:
     true = normal(12, 3) * 4
     mask = jnp.ones(12)
-    assert float(lddt(true, true, mask)) == pytest.approx(1.0)
-    scores = [float(lddt(true + s * normal(12, 3, seed=5), true, mask)) for s in (0.1, 1.0, 5.0)]
+    score = jax.jit(lddt)
+    assert float(score(true, true, mask)) == pytest.approx(1.0)
+    scores = [float(score(true + s * normal(12, 3, seed=5), true, mask)) for s in (0.1, 1.0, 5.0)]
     assert scores == sorted(scores, reverse=True)
     assert lddt(true, true, mask, per_residue=True).shape == (12,)
