@@ -14,12 +14,28 @@ from typing import Any
 def _doctor(options: argparse.Namespace) -> int:
     from jdynoff import doctor
 
+    if options.measure:
+        return _measure(options)
     findings = doctor.examine(options.size_mib << 20)
     if options.json:
         print(json.dumps(doctor.as_json(findings), indent=1))
     else:
         doctor.show(findings)
     return 0 if doctor.healthy(findings) else 1
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from jdynoff.errors import JdynoffError
+    from jdynoff.planning.machine import machine_file
+    from jdynoff.runtime.measure import measure_and_keep
+
+    try:
+        machine = measure_and_keep(options.size_mib << 20)
+    except (JdynoffError, OSError) as error:
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    print(machine.to_json() if options.json else f"{machine.to_json()}\nkept in {machine_file()}")
+    return 0
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -84,6 +100,11 @@ def parser() -> argparse.ArgumentParser:
         default=128,
         metavar="N",
         help="how much to write and read when the disk is measured (default: %(default)s)",
+    )
+    doctor.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure this machine's rates for the cost model, and keep them for later plans",
     )
     doctor.set_defaults(run=_doctor)
     plan = commands.add_parser(

@@ -19,7 +19,7 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,10 +28,12 @@ import numpy as np
 from jdynoff import errors, jax_compat
 from jdynoff.adapters import adapt
 from jdynoff.flights import Flight, Ledger, ledger
-from jdynoff.planning.budget import parse_budget
+from jdynoff.planning.budget import parse_budget, parse_bytes
 from jdynoff.planning.decisions import Decisions
+from jdynoff.planning.machine import machine_of
+from jdynoff.planning.pins import check_actions, find_pins
 from jdynoff.planning.plan import Compiled, MemoryUse, Plan
-from jdynoff.planning.search import Choice, search
+from jdynoff.planning.search import Choice, Search
 from jdynoff.planning.sites import DEFAULT_MIN_BYTES
 from jdynoff.primitives import transfer
 from jdynoff.program.build import build
@@ -43,6 +45,7 @@ from jdynoff.runtime.manager import check_tiers, manager_for
 from jdynoff.runtime.stats import StepStats
 from jdynoff.runtime.tiers import Disk
 from jdynoff.signatures import Guess, Signature, signature, split
+from jdynoff.sweep import Sweep, sweep
 
 _ANY_TICKET = np.uint32(0)  # for lowering: only its type matters
 # Another thread may plan a signature anew between finding its variant and calling it.
@@ -75,7 +78,8 @@ def managed(
     budget: int | str | None = None,
     tiers: Sequence[Disk] | None = None,
     min_bytes: int = DEFAULT_MIN_BYTES,
-    flops_per_byte: float = 0.0,
+    flops_per_byte: float | None = None,
+    actions: Mapping[str, str] | None = None,
     verify: bool = False,
 ) -> Any:
     """Makes a train step run within a budget of device memory.
@@ -99,9 +103,15 @@ def managed(
         a directory on a real disk, or `JDYNOFF_SPILL_DIR`.
       min_bytes: arrays smaller than this many bytes are never moved.
       flops_per_byte: how many FLOPs to spend on computing a value again rather than move one byte
-        of it. At 0 only elementwise, layout and reduction operations are computed again; at 16
-        attention logits of narrow heads too; at infinity whatever follows from arguments, carries
-        and what is moved anyway. What it costs depends on the machine: measure.
+        of it. None chooses by the predicted time of the step, from the figures that
+        `python -m jdynoff doctor --measure` keeps of this machine. Below 0 nothing is computed
+        again; at 0 only elementwise, layout and reduction operations are; at 20 attention logits of
+        narrow heads too; at infinity whatever follows from arguments, carries and what is moved.
+      actions: what is to happen to some values, by pattern: "keep" (in XLA), "offload" or
+        "recompute". A pattern is matched, like a file name, against the name given by
+        `jax.ad_checkpoint.checkpoint_name`, against `file.py:line`, and against the path of modules
+        and named scopes with the operation at its end, as in
+        `{"evoformer/*/exp": "recompute", "hidden": "offload"}`. The first that matches counts.
       verify: whether to check a checksum of everything that comes back from disk.
 
     Returns:
@@ -109,6 +119,8 @@ def managed(
 
     Raises:
       BudgetError: on the first call or plan of a signature that cannot fit the budget.
+      ConfigurationError: for an argument that means nothing; on the first call or plan for a
+        pattern of `actions` that matches nothing, or asks for the impossible.
       SpillSpaceError: if spill space cannot be reserved; raised before dispatch, so donated
         arguments are still alive.
       TransferError: if bytes cannot be moved while the step runs. Where JAX has returned by then,
@@ -124,6 +136,7 @@ def managed(
             tiers=tiers,
             min_bytes=min_bytes,
             flops_per_byte=flops_per_byte,
+            actions=actions,
             verify=verify,
         )
 
@@ -134,6 +147,7 @@ def managed(
             tiers=tiers,
             min_bytes=min_bytes,
             flops_per_byte=flops_per_byte,
+            actions=actions,
             verify=verify,
         )
 
@@ -150,7 +164,8 @@ class Managed:
         budget: int | str | None,
         tiers: Sequence[Disk] | None,
         min_bytes: int,
-        flops_per_byte: float,
+        flops_per_byte: float | None,
+        actions: Mapping[str, str] | None,
         verify: bool,
     ) -> None:
         self._jitted: Any = fun if jax_compat.jit_options(fun) is not None else jax.jit(fun)
@@ -161,6 +176,7 @@ class Managed:
         self._tiers = None if tiers is None else check_tiers(tiers)
         self._min_bytes = min_bytes
         self._price = flops_per_byte
+        self._actions = check_actions(actions or {})
         self._verify = verify
         self._lock = threading.RLock()  # guards the fields below; held while planning
         self._variants: dict[int, _Variant] = {}
@@ -261,23 +277,10 @@ class Managed:
 
     # Planning
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Plans the step for these arguments without running it.
-
-        Args:
-          *args: arrays or `jax.ShapeDtypeStruct`s (static arguments as in a call). Structs with a
-            sharding on a described GPU plan for that GPU.
-          **kwargs: the same.
-
-        Returns:
-          The plan; it prints as a table.
-
-        Raises:
-          BudgetError: if the step cannot fit the budget.
-        """
-        ready = self._variant(args, kwargs, with_minimum=True).ready
-        assert ready is not None
-        return ready[1].plan
+    @property
+    def plan(self) -> Planner:
+        """Plans the step without running it: `step.plan(...)`, `step.plan.sweep(...)`."""
+        return Planner(self)
 
     def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
         """Lowers the managed step, like `jax.jit(...).lower`; plans it first."""
@@ -379,6 +382,44 @@ class Managed:
         kwargs: dict[str, Any],
         with_minimum: bool,
     ) -> None:
+        before = set(self._variants)
+        budget = self._budget
+        if budget is None:
+            budget = available_memory(platform, (args, kwargs))
+        try:
+            search = self._search(variant, args, kwargs)
+            choice = search.run(budget, always_minimum=with_minimum)
+        finally:
+            tried = {n: v for n, v in self._variants.items() if n not in before}
+            for number in tried:
+                del self._variants[number]
+        number = next(n for n, v in tried.items() if v.candidate is choice.decisions)
+        self._variants[number] = tried[number]
+        replaced, variant.ready = variant.ready, (number, choice)
+        if replaced is not None:
+            del self._variants[replaced[0]]
+
+    def _sweep(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], budgets: list[int] | None
+    ) -> Sweep:
+        with self._lock:
+            key = signature(self._options, args, kwargs)
+            variant = self._by_signature.get((key, _platform(args, kwargs)))
+            if variant is None:  # its own budget need not be feasible
+                variant = self._trace(key, args, kwargs)
+            before = set(self._variants)
+            try:
+                search = self._search(variant, args, kwargs)
+                plain = search.compile_plain().total_bytes
+                return sweep(
+                    lambda budget: search.run(budget, always_minimum=True).plan, plain, budgets
+                )
+            finally:
+                for number in set(self._variants) - before:
+                    del self._variants[number]
+
+    def _search(self, variant: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Search:
+        platform = _platform(args, kwargs)
         transfer.register_handlers("CUDA" if platform in ("cuda", "gpu") else platform)
         if self._call is None:
             self._call = self._build_call(len(args))
@@ -399,30 +440,16 @@ class Managed:
                 compile_seconds=time.perf_counter() - started,
             )
 
-        before = set(self._variants)
-        budget = self._budget
-        if budget is None:
-            budget = available_memory(platform, (args, kwargs))
-        try:
-            choice = search(
-                variant.program,
-                budget,
-                self._min_bytes,
-                compile_program,
-                always_minimum=with_minimum,
-                has_disk=self._tiers is None or bool(self._tiers),
-                price=self._price,
-                index_seconds=variant.index_seconds,
-            )
-        finally:
-            tried = {n: v for n, v in self._variants.items() if n not in before}
-            for number in tried:
-                del self._variants[number]
-        number = next(n for n, v in tried.items() if v.candidate is choice.decisions)
-        self._variants[number] = tried[number]
-        replaced, variant.ready = variant.ready, (number, choice)
-        if replaced is not None:
-            del self._variants[replaced[0]]
+        return Search(
+            variant.program,
+            compile_program,
+            machine=machine_of(_device(args, kwargs)),
+            min_bytes=self._min_bytes,
+            price=self._price,
+            pins=find_pins(variant.program, self._actions),
+            has_disk=self._tiers is None or bool(self._tiers),
+            index_seconds=variant.index_seconds,
+        )
 
     def _build_call(self, positional: int) -> Any:
         options = self._options
@@ -461,6 +488,47 @@ class Managed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Planner:
+    """Plans of a managed step; nothing is run."""
+
+    step: Managed
+    leading: tuple[Any, ...] = ()  # arguments in front of those that are given
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plans the step for these arguments.
+
+        Args:
+          *args: arrays or `jax.ShapeDtypeStruct`s (static arguments as in a call). Structs with a
+            sharding on a described GPU plan for that GPU.
+          **kwargs: the same.
+
+        Returns:
+          The plan; it prints as a table.
+
+        Raises:
+          BudgetError: if the step cannot fit the budget.
+        """
+        ready = self.step._variant((*self.leading, *args), kwargs, with_minimum=True).ready
+        assert ready is not None
+        return ready[1].plan
+
+    def sweep(self, *args: Any, budgets: Sequence[int | str] | None = None, **kwargs: Any) -> Sweep:
+        """Plans the step for several budgets, whatever its own is.
+
+        Args:
+          *args: as in a call.
+          budgets: bytes or text such as "8GiB"; None for 100, 75, 50, 35, 25, 15 and 10% of what
+            plain JAX needs.
+          **kwargs: as in a call.
+
+        Returns:
+          The plans; they print as a table, and `.plot(path)` draws them.
+        """
+        given = None if budgets is None else [parse_bytes(budget) for budget in budgets]
+        return self.step._sweep((*self.leading, *args), kwargs, given)
+
+
+@dataclasses.dataclass(frozen=True)
 class Bound:
     """The managed step of a class, bound to one of its objects."""
 
@@ -471,9 +539,10 @@ class Bound:
         """Runs the step."""
         return self.step(self.instance, *args, **kwargs)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Plans the step for these arguments without running it."""
-        return self.step.plan(self.instance, *args, **kwargs)
+    @property
+    def plan(self) -> Planner:
+        """Plans the step without running it."""
+        return Planner(self.step, (self.instance,))
 
     def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
         """Lowers the managed step."""
@@ -532,13 +601,17 @@ class ManagedCompiled:
         return self.compiled.as_text()
 
 
-def _platform(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Where the step is compiled for: where its arguments are, or are described to be."""
+def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the step is compiled for: where its arguments are, or are described to be."""
     for leaf in jax.tree.leaves((args, kwargs)):
         sharding = getattr(leaf, "sharding", None)
         if sharding is not None:
-            return next(iter(sharding.device_set)).platform
-    return jax.default_backend()
+            return next(iter(sharding.device_set))
+    return jax.local_devices()[0]
+
+
+def _platform(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return str(_device(args, kwargs).platform)
 
 
 __all__ = ["Managed", "managed"]

@@ -149,6 +149,11 @@ ffi::Error End(ffi::RunId run, std::int32_t device, Scalar serial, ffi::Result<S
   return ToError(status);
 }
 
+// Returns its first argument, whose buffer it shares; the others only order the program.
+ffi::Error After(ffi::AnyBuffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
+  return ffi::Error::Success();
+}
+
 XLA_FFI_DEFINE_HANDLER(
     kBegin, Begin,
     ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Ret<Scalar>());
@@ -187,6 +192,9 @@ XLA_FFI_DEFINE_HANDLER(
     kEnd, End,
     ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Ret<Scalar>());
 
+XLA_FFI_DEFINE_HANDLER(
+    kAfter, After, ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().RemainingArgs().Ret<ffi::AnyBuffer>());
+
 }  // namespace
 
 const Handler (&Handlers()) [kHandlerCount] {
@@ -196,6 +204,7 @@ const Handler (&Handlers()) [kHandlerCount] {
       {"jdynoff_reload", reinterpret_cast<void*>(kReload)},
       {"jdynoff_discard", reinterpret_cast<void*>(kDiscard)},
       {"jdynoff_end", reinterpret_cast<void*>(kEnd)},
+      {"jdynoff_after", reinterpret_cast<void*>(kAfter)},
   };
   return handlers;
 }

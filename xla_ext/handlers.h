@@ -8,9 +8,9 @@ struct Handler {
   void* function;  // XLA_FFI_Handler*
 };
 
-inline constexpr int kHandlerCount = 5;
+inline constexpr int kHandlerCount = 6;
 
-// The custom-call targets, in the order begin, offload, reload, discard, end.
+// The custom-call targets, in the order begin, offload, reload, discard, end, after.
 const Handler (&Handlers())[kHandlerCount];
 
 }  // namespace jdynoff

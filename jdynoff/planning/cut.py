@@ -22,9 +22,11 @@ import numpy as np
 from scipy.sparse import csr_array  # SciPy comes with JAX
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jdynoff.errors import ConfigurationError
 from jdynoff.planning.cost import flops
 from jdynoff.planning.live_ranges import executions
 from jdynoff.planning.pairs import Pair, Pairs
+from jdynoff.planning.pins import Action, Pins
 from jdynoff.planning.recompute import can_replay
 from jdynoff.program.graph import Operation, Value
 from jdynoff.program.structure import is_stacked
@@ -35,6 +37,7 @@ _LEAST_WORTH = 4.0
 _MOST_WORTH = 1e12
 # What a transfer costs beside its bytes, in bytes.
 _CALL_BYTES = 4096
+_FORBIDDEN = 1e30  # a store that the user does not want: finite, so that there is always a cut
 _SOURCE, _SINK = 0, 1
 _UNLIMITED = 2**31 - 1
 _MOST_UNITS = 2**30
@@ -50,27 +53,32 @@ class Cut:
     computed: dict[Needed, None]  # values that follow from others, or from outside
 
 
-def cut(residuals: Sequence[Needed], pairs: Pairs, price: float) -> Cut:
+def cut(residuals: Sequence[Needed], pairs: Pairs, price: float, pins: Pins | None = None) -> Cut:
     """Chooses for every residual, and for all that it depends on.
 
     Args:
       residuals: what the consumers of pairs need.
       pairs: of one region.
       price: FLOPs that are paid rather than store one byte.
+      pins: the user's actions.
 
     Returns:
       The needed values. Every residual is among them.
+
+    Raises:
+      ConfigurationError: if a residual that is to be computed again cannot be.
     """
     if not residuals:
         return Cut({}, {})
-    return _Network(residuals, pairs, price).solve()
+    return _Network(residuals, pairs, price, pins or {}).solve()
 
 
 class _Network:
-    def __init__(self, residuals: Sequence[Needed], pairs: Pairs, price: float) -> None:
+    def __init__(self, residuals: Sequence[Needed], pairs: Pairs, price: float, pins: Pins) -> None:
         self.residuals = dict.fromkeys(residuals)
         self.pairs = pairs
         self.price = price
+        self.pins = pins
         self.worth = max(min(price, _MOST_WORTH), _LEAST_WORTH)
         self.needed: dict[Needed, int] = {}  # vertex of a value
         self.made: dict[tuple[Pair, Operation], int] = {}  # vertex of a computation
@@ -81,6 +89,9 @@ class _Network:
             self.edges[_SOURCE, self.value(node, waiting)] = math.inf
         while waiting:
             self.expand(waiting.pop(), waiting)
+
+    def action(self, value: Value) -> Action | None:
+        return None if value.producer is None else self.pins.get(value.producer)
 
     def vertex(self) -> int:
         self.count += 1
@@ -93,9 +104,21 @@ class _Network:
         return self.needed[node]
 
     def store_cost(self, node: Needed) -> float:
+        _, value = node
+        if node not in self.residuals and (
+            value.nbytes == 0
+            or value in self.pairs.hidden
+            or is_stacked(value)  # need not be built at all
+        ):
+            return math.inf
+        action = self.action(value)
+        if action is not None:
+            return _FORBIDDEN if action == "recompute" else 0.0
+        return self.price_of(node)
+
+    def price_of(self, node: Needed) -> float:
+        """What storing a value is worth, whatever the user decides."""
         pair, value = node
-        if value.nbytes == 0 or (is_stacked(value) and node not in self.residuals):
-            return math.inf  # a stack that is no residual need not be built at all
         return self.worth * (value.nbytes + _CALL_BYTES) * executions(pair.producer)
 
     def expand(self, node: Needed, waiting: list[Needed]) -> None:
@@ -107,12 +130,14 @@ class _Network:
             if self.pairs.free_origin(pair, value) is not None:
                 return
             outer = self.pairs.outer_operand(pair, value)
-            if outer is None or pair.around is None or not _may_follow(outer):
+            if outer is None or pair.around is None or not self.may_follow(outer):
                 self.edges[here, _SINK] = store
             else:
                 self.edges[here, self.value((pair.around, outer), waiting)] = store
             return
-        if not can_replay(operation, self.price):
+        action = self.action(value)
+        price = math.inf if action == "recompute" else self.price
+        if action in ("keep", "offload") or not can_replay(operation, price):
             self.edges[here, _SINK] = store
             return
         known = (pair, operation)
@@ -123,6 +148,12 @@ class _Network:
                 if isinstance(operand, Value):
                     self.edges[made, self.value((pair, operand), waiting)] = math.inf
         self.edges[here, self.made[known]] = store
+
+    def may_follow(self, value: Value) -> bool:
+        """Whether an inner body may get `value` of the body around it: no stack, no token."""
+        if value.producer is None:
+            return value not in self.pairs.hidden
+        return value.producer.kind == "plain"
 
     def solve(self) -> Cut:
         reached = self.source_side()
@@ -142,15 +173,24 @@ class _Network:
                 if outer is not None and around is not None and (around, outer) in self.needed:
                     computed = bool(reached[self.needed[around, outer]])
             (found.computed if computed else found.stored)[node] = None
+            if not computed and self.action(value) == "recompute":
+                raise ConfigurationError(
+                    f"actions= says recompute for a {value.aval} made at "
+                    f"{value.producer.source if value.producer else 'the top'}, but it depends on "
+                    "what cannot be computed again (a loop, a callback, or a loop's carry). Remove "
+                    "that pattern, or choose offload or keep."
+                )
         return found
 
     def source_side(self) -> np.ndarray:
         """Whether each vertex lies on the source's side of the smallest minimum cut."""
-        total = sum(self.store_cost(node) for node in self.residuals)
+        total = sum(self.price_of(node) for node in self.residuals)
         scale = _MOST_UNITS / max(total, 1.0)
         ends = np.array(list(self.edges), np.int32).reshape(-1, 2)
         costs = np.array(list(self.edges.values()))
-        units = np.clip(np.ceil(costs * scale), 1, _UNLIMITED).astype(np.int32)
+        # What is finite stays below what is not, or the source's own edges might be cut.
+        units = np.clip(np.ceil(costs * scale), 1, _UNLIMITED // 2)
+        units = np.where(np.isinf(costs), _UNLIMITED, units).astype(np.int32)
         graph = csr_array((units, (ends[:, 0], ends[:, 1])), shape=(self.count, self.count))
         flow = maximum_flow(graph, _SOURCE, _SINK).flow
         left = csr_array(graph - flow)
@@ -158,8 +198,3 @@ class _Network:
         reached = np.zeros(self.count, bool)
         reached[breadth_first_order(left, _SOURCE, return_predecessors=False)] = True
         return reached
-
-
-def _may_follow(value: Value) -> bool:
-    """Whether an inner body may get a value of the body around it: not slices of a new stack."""
-    return value.producer is None or value.producer.kind == "plain"

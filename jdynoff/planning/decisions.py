@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jdynoff.planning.pins import Action, Pins
 from jdynoff.program.graph import Operand, Operation, Region, Value
 from jdynoff.program.structure import Node
 
@@ -124,6 +125,12 @@ class Decisions:
     spills: list[Spill] = dataclasses.field(default_factory=list)
     min_bytes: int = 0
     price: float = 0.0  # FLOPs paid for computing again rather than move one byte
+    pins: Pins = dataclasses.field(default_factory=dict)  # what the user decided
+
+    def pinned(self, value: Operand | None) -> Action | None:
+        """The user's action for a value."""
+        producer = value.producer if isinstance(value, Value) else None
+        return None if producer is None else self.pins.get(producer)
 
     def moved(self) -> list[Site]:
         """The sites whose values the manager takes."""

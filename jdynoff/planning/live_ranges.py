@@ -16,6 +16,7 @@ import dataclasses
 import heapq
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
+from jdynoff.planning.rebuilt_ranges import rebuilt_ranges
 from jdynoff.planning.recompute import is_cheap
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Program, Region, Value
@@ -50,6 +51,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.spilled_peak = 0
+        self._totals: dict[Region, list[int]] = {}
         self._peaks: dict[Region, int] = {}
         self._bounds: dict[Region, int] = {}
         self._reads: dict[Value, list[int]] = {}
@@ -58,6 +60,7 @@ class Simulation:
             for leaf in leaves(site.node):
                 for value in leaf.consumed:
                     self._site_of[value] = site, leaf
+        self._rebuilt = rebuilt_ranges(self.decisions, self.residency)
 
     def lower_bound(self, region: Region | None = None) -> int:
         """The allowance that no spilling can undercut: operands and results of one operation."""
@@ -96,6 +99,11 @@ class Simulation:
         spills: list[Spill] = []
         self.spilled_peak = self._spill(self.program.top, allowance, spills)
         return spills
+
+    def totals(self, region: Region) -> list[int]:
+        """Bytes alive at each operation of a region, without what its bodies add."""
+        self.peak(region)
+        return self._totals[region]
 
     def largest_at_peak(self, count: int = 10) -> list[LiveTensor]:
         """The largest arrays alive where the simulated peak is reached, outermost first."""
@@ -179,10 +187,15 @@ class Simulation:
             first, last = self._range(value)
             change[first] += value.nbytes
             change[last + 1] -= value.nbytes
+        for extra in self._rebuilt.get(region, ()):
+            change[extra.first] += extra.nbytes
+            change[min(extra.last, count) + 1] -= extra.nbytes
         alive = peak = 0
         where: int | None = None
+        totals = self._totals[region] = []
         for position, operation in enumerate(region.operations):
             alive += change[position]
+            totals.append(alive)
             inside = max((self.peak(body) for body in operation.bodies), default=0)
             if alive + inside > peak:
                 peak, where = alive + inside, position
@@ -201,7 +214,12 @@ class Simulation:
         heap: list[tuple[int, int, Value]] = []  # (-next use, tie, value)
         evictions: dict[Value, list[Operation]] = {}
         total = peak = 0
+        totals: list[int] = []
         tie = 0
+        rebuilt = [0] * (len(region.operations) + 2)
+        for extra in self._rebuilt.get(region, ()):
+            rebuilt[extra.first] += extra.nbytes
+            rebuilt[min(extra.last, len(region.operations)) + 1] -= extra.nbytes
 
         def next_use(value: Value, position: int) -> int | None:
             positions = self._positions(value)
@@ -209,6 +227,7 @@ class Simulation:
             return positions[following] if following < len(positions) else None
 
         for position, operation in enumerate(region.operations):
+            total += rebuilt[position]
             arriving = starting.get(position, []) + [
                 operand
                 for operand in {
@@ -253,6 +272,7 @@ class Simulation:
                         left = self._spill(body, max(least, allowance - total), spills)
                     inside = max(inside, left)
             peak = max(peak, total + inside)
+            totals.append(total)
             touched = {
                 id(value): value
                 for value in (*self.residency.operands(operation), *operation.results)
@@ -269,6 +289,7 @@ class Simulation:
         anchors = self._derive(region, evictions)
         for value, points in evictions.items():
             spills.append(self._record(value, points, anchors.get(value)))
+        self._totals[region] = totals
         return peak
 
     def _derive(
@@ -298,7 +319,7 @@ class Simulation:
             return value not in self.residency.dropped and first <= position <= last
 
         for value in sorted(back, key=lambda value: self._range(value)[0]):
-            if value in self._site_of:
+            if value in self._site_of or self.decisions.pinned(value) == "offload":
                 continue
             found: dict[Value, None] = {}  # ordered: the emitted program must not vary
             waiting = [value]
@@ -323,6 +344,8 @@ class Simulation:
 
     def _movable(self, value: Value) -> bool:
         if value.nbytes < self.decisions.min_bytes or self.residency.is_output(value):
+            return False
+        if self.decisions.pinned(value) == "keep":
             return False
         return value.producer is not None or value in self._site_of
 

@@ -60,17 +60,21 @@ class Pair:
 class Pairs:
     """The pairs of one region's residuals, each after the pair around it."""
 
-    def __init__(self, top: Region, small_bytes: int, taken: dict[Region, Replay]) -> None:
+    def __init__(
+        self, top: Region, small_bytes: int, taken: dict[Region, Replay], hidden: set[Value]
+    ) -> None:
         """Starts without pairs.
 
         Args:
           top: the step's own region.
           small_bytes: a value beside both bodies may live on to the consumer if it is no larger.
           taken: consumers that compute again values of other producers.
+          hidden: inputs of bodies that arrive as tokens and are passed on as such.
         """
         self.top = top
         self.small_bytes = small_bytes
         self.taken = taken
+        self.hidden = hidden
         self.by_consumer: dict[Region, Pair] = {}
 
     def find(self, chain: Chain, path: Path) -> Pair | None:
@@ -86,7 +90,7 @@ class Pairs:
             assert consumer.owner is not None
             for value in consumer.inputs:
                 operand = passed(consumer.owner, value.index)
-                if isinstance(operand, Value):
+                if isinstance(operand, Value) and value not in self.hidden:
                     held.setdefault((id(operand), is_scanned(consumer.owner, value.index)), value)
             self.by_consumer[consumer] = Pair(chain, path, around, Replay(producer, consumer), held)
         pair = self.by_consumer[consumer]

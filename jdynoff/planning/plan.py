@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 from jdynoff.planning.live_ranges import LiveTensor
+from jdynoff.planning.profile import Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,34 @@ class PlannedSite:
 
 
 @dataclasses.dataclass(frozen=True)
+class Forecast:
+    """Predicted times of one step, in seconds. They rank plans; nothing depends on them.
+
+    Attributes:
+      machine: what the rates are of.
+      origin: whether they are assumed, described or measured.
+      flops_per_byte: the price at which values are computed again rather than moved; below 0 none
+        are.
+      step_seconds: of the planned step.
+      stall_seconds: of these, waiting for the far tier.
+      plain_seconds: of plain JAX, did it fit.
+      recompute_seconds: with everything computed again that can be.
+      flops: of the plain step.
+      extra_flops: computed again.
+    """
+
+    machine: str
+    origin: str
+    flops_per_byte: float
+    step_seconds: float
+    stall_seconds: float
+    plain_seconds: float
+    recompute_seconds: float
+    flops: float
+    extra_flops: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What a managed step will do; made without running it.
 
@@ -91,16 +121,20 @@ class Plan:
       plain_peak_bytes: the same sum for plain JAX where it was compiled, else its simulation.
       plain_is_simulated: whether `plain_peak_bytes` is a simulation.
       memory: XLA's figures for the managed program.
+      simulated_bytes: what the simulation says of its temporaries.
       pool_bytes: the manager's arena, staging included.
       held_bytes: what the manager holds at once if every path is taken.
       spill_bytes: disk space that the step reserves.
       offloaded_bytes: handed to the manager in one step, at most.
       reloaded_bytes: taken back in one step, at most.
       disk_written_bytes: of these, written to disk at most; disks wear.
+      forecast: predicted times.
       sites: every residual that was considered, largest first.
       note: why the step runs unchanged, if it does.
       warnings: constructs that make managing pointless, with their source lines.
-      largest: the largest arrays alive at the simulated peak.
+      profile: simulated memory over the program, as planned.
+      plain_profile: the same of plain JAX.
+      largest: the largest arrays alive at plain JAX's simulated peak.
       compiles: how often XLA compiled the step to find the plan.
       rewrite_seconds: to index the traced step, choose, and emit the chosen program.
       compile_seconds: in XLA, for the chosen program.
@@ -112,15 +146,19 @@ class Plan:
     plain_peak_bytes: int
     plain_is_simulated: bool
     memory: MemoryUse
+    simulated_bytes: int
     pool_bytes: int
     held_bytes: int
     spill_bytes: int
     offloaded_bytes: int
     reloaded_bytes: int
     disk_written_bytes: int
+    forecast: Forecast
     sites: tuple[PlannedSite, ...]
     note: str
     warnings: tuple[str, ...]
+    profile: Profile
+    plain_profile: Profile
     largest: tuple[LiveTensor, ...]
     compiles: int
     rewrite_seconds: float
@@ -130,6 +168,16 @@ class Plan:
     def traffic_bytes(self) -> int:
         """Bytes that cross the boundary between XLA and the manager in one step, both ways."""
         return self.offloaded_bytes + self.reloaded_bytes
+
+    def plot(self, path: str | Path) -> Path:
+        """Draws memory over the program, plain and planned, with the largest arrays, into a file.
+
+        Raises:
+          ConfigurationError: if matplotlib is not installed.
+        """
+        from jdynoff.report.figures import memory_figure
+
+        return memory_figure(self, path)
 
     def to_json(self) -> str:
         """The plan as a JSON object with the attributes above and `traffic_bytes`."""

@@ -1,8 +1,10 @@
 """Finds decisions that keep a budget, and proves them with XLA's own memory analysis.
 
-The simulation chooses and XLA decides: a candidate counts only if what XLA reports for the compiled
-program plus the manager's pool stays within the budget. At most three programs are compiled: the
-step unchanged where it may fit, the one with least memory, and one in between that moves less.
+For each of a few prices of a byte, from computing nothing again to computing everything again,
+decisions are made and their peak is simulated and their time predicted; the fastest that fit are
+compiled. XLA decides: a candidate counts only if what it reports for the compiled program plus the
+manager's pool stays within the budget. At most three programs are compiled: the step unchanged
+where it may fit, the one with least memory, and one in between (twice, if the first was not there).
 
 The trap: `min_feasible_bytes` is a promise (it must work as a budget, and less must not), so it is
 always the compiled figure of the least-memory program, never a simulated one.
@@ -11,26 +13,44 @@ always the compiled figure of the least-memory program, never a simulated one.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 
 from jdynoff._native import PAGE_BYTES
 from jdynoff.errors import BudgetError
+from jdynoff.planning.amounts import calls, held_bytes, offloaded_bytes, reloaded_bytes
 from jdynoff.planning.budget import MINIMUM, format_bytes
-from jdynoff.planning.decisions import Decisions, Rebuild, Site
-from jdynoff.planning.live_ranges import LiveTensor, Simulation, executions
-from jdynoff.planning.plan import Compiled, MemoryUse, Plan, PlannedSite
+from jdynoff.planning.decisions import Decisions, Site
+from jdynoff.planning.described import describe, planned_sites
+from jdynoff.planning.live_ranges import Simulation, executions
+from jdynoff.planning.machine import Machine
+from jdynoff.planning.pins import Pins
+from jdynoff.planning.plan import Compiled, Forecast, MemoryUse, Plan
+from jdynoff.planning.predict import Load, Model, Prediction
+from jdynoff.planning.profile import profile
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.program.graph import Program
 
+# Prices of a byte in FLOPs, where the user names none: nothing but layout again; elementwise;
+# attention logits and outer products; projections from 128 channels; ...; everything.
+_PRICES = (-1.0, 0.0, 32.0, 72.0, 144.0, 576.0, math.inf)
+# Least-memory programs are compared by simulation, which is not exact: among those within this
+# share of the least the fastest is taken.
+_SAME_PEAK = 1.05
 # The smallest pool: staging for writes on their way out and reads on their way in.
 _MIN_POOL_BYTES = 8 << 20
 # A simulated peak may be this many times XLA's figure (unrolled code, fused away); only beyond it
 # is compiling the unchanged step a waste.
 _SIMULATION_EXCESS = 3.0
-# The in-between program aims at this share of the budget, since the simulation is not exact.
+# The in-between program aims at this share of what the budget leaves, since the simulation is not
+# exact; the second attempt at this share of what the first one missed.
 _AIM = 0.85
+_MISSED = 1.3
+_MOST_COMPILES = 3
+# What a candidate must save to be compiled instead of a program that is there.
+_WORTHWHILE = 0.99
 
 Compile = Callable[[Decisions], Compiled]
 
@@ -48,141 +68,230 @@ class Choice:
         return bool(self.decisions.moved())
 
 
-def search(
-    program: Program,
-    budget: int | str,
-    min_bytes: int,
-    compile_program: Compile,
-    *,
-    always_minimum: bool,
-    has_disk: bool = True,
-    price: float = 0.0,
-    index_seconds: float = 0.0,
-) -> Choice:
-    """Chooses the decisions for one signature.
+@dataclasses.dataclass(eq=False, repr=False)
+class _Candidate:
+    """Decisions at one price, and what simulation and model say of them."""
 
-    Args:
-      program: the step.
-      budget: bytes, or "min".
-      min_bytes: arrays smaller than this are never moved.
-      compile_program: emits and compiles decisions.
-      always_minimum: whether to compile the least-memory program even if the step fits unchanged
-        (for a plan, which must name `min_feasible_bytes`).
-      price: FLOPs that are paid for computing again rather than move one byte.
-      has_disk: whether there is a far tier; without one the pool must hold all that is moved.
-      index_seconds: what indexing the program took, for the plan's figures.
+    price: float
+    decisions: Decisions
+    simulation: Simulation
+    simulated: int  # peak of the temporaries, in bytes
+    prediction: Prediction
 
-    Raises:
-      BudgetError: if even the least-memory program does not fit.
+
+class Search:
+    """Finds plans for one program, for one budget after the other.
+
+    What does not depend on the budget, the unchanged step and the one with least memory, is
+    compiled once.
     """
-    found = _Search(program, budget, min_bytes, compile_program, has_disk, price)
-    found.planning_seconds = index_seconds
-    return found.run(always_minimum)
 
-
-class _Search:
     def __init__(
         self,
         program: Program,
-        budget: int | str,
-        min_bytes: int,
         compile_program: Compile,
-        has_disk: bool,
-        price: float,
+        *,
+        machine: Machine,
+        min_bytes: int,
+        price: float | None = None,
+        pins: Pins | None = None,
+        has_disk: bool = True,
+        index_seconds: float = 0.0,
     ) -> None:
+        """Simulates the unchanged step.
+
+        Args:
+          program: the step.
+          compile_program: emits and compiles decisions.
+          machine: its rates.
+          min_bytes: arrays smaller than this are never moved.
+          price: FLOPs that are paid for computing again rather than move one byte; None to choose
+            by the predicted time.
+          pins: the user's actions.
+          has_disk: whether there is a far tier; without one the pool must hold all that is moved.
+          index_seconds: what indexing the program took, for the plan's figures.
+        """
+        started = time.perf_counter()
         self.program = program
-        self.budget = budget
+        self.limit: int | None = None
         self.min_bytes = min_bytes
         self.compile_program = compile_program
         self.has_disk = has_disk
-        self.price = price
+        self.pins = pins or {}
+        self.prices = _PRICES if price is None else (price,)
         self.compiled: dict[int, Compiled] = {}
-        self.planning_seconds = 0.0
+        self.programs: set[int] = set()  # of these, what this budget takes
+        self.model = Model(program, machine)
         self.plain = Simulation(program, Decisions(), residency(program, Decisions()))
         self.plain_memory: MemoryUse | None = None
+        self.minimum: _Candidate
         self.minimum_memory: MemoryUse | None = None
+        unchanged = Decisions(min_bytes=min_bytes)
+        self.unchanged = self.candidate(-1.0, unchanged, self.plain, self.plain.peak())
+        self.planning_seconds = index_seconds + time.perf_counter() - started
 
-    def run(self, always_minimum: bool) -> Choice:
-        limit = None if self.budget == MINIMUM else int(self.budget)
+    def run(self, budget: int | str, *, always_minimum: bool = False) -> Choice:
+        """Chooses the decisions for a budget.
+
+        Args:
+          budget: bytes, or "min".
+          always_minimum: whether to compile the least-memory program even if the step fits
+            unchanged (for a plan, which must name `min_feasible_bytes`).
+
+        Raises:
+          BudgetError: if even the least-memory program does not fit.
+        """
+        limit = self.limit = None if budget == MINIMUM else int(budget)
+        self.programs.clear()
+        attempts = _MOST_COMPILES - 1
         if limit is not None and self.plain.peak() <= _SIMULATION_EXCESS * limit:
-            unchanged = Decisions(min_bytes=self.min_bytes)
-            self.plain_memory = self.compile(unchanged)
-            if self.plain_memory.total_bytes <= limit:
+            attempts -= 1
+            memory = self.compile_plain()
+            if memory.total_bytes <= limit:
                 if always_minimum:
-                    self.minimum_memory, self.minimum = self.compile_minimum()
+                    self.compile_minimum()
                 note = (
-                    f"the step needs {format_bytes(self.plain_memory.total_bytes)} and the budget "
-                    f"is {format_bytes(limit)}: it fits without moving anything."
+                    f"the step needs {format_bytes(memory.total_bytes)} and the budget is "
+                    f"{format_bytes(limit)}: it fits without moving anything."
                 )
-                return self.choice(unchanged, self.plain_memory, limit, note)
-        self.minimum_memory, self.minimum = self.compile_minimum()
-        if not self.minimum.moved() and not self.minimum.rebuilt:
+                return self.choice(self.unchanged, memory, note)
+        memory = self.compile_minimum()
+        decisions = self.minimum.decisions
+        if not decisions.moved() and not decisions.rebuilt and not decisions.spills:
             note = (
                 f"nothing to move: no array of at least {format_bytes(self.min_bytes)} lives "
-                "from one part of the step to a distant one."
+                "from one part of the step to a distant one, or the pool would need more than "
+                "they do."
             )
-            return self.choice(self.minimum, self.minimum_memory, limit, note)
-        if limit is not None:
-            between = self.compile_between(limit)
+            return self.choice(self.minimum, memory, note)
+        if limit is not None and memory.total_bytes + self.floor(decisions) <= limit:
+            between = self.compile_between(limit, attempts)
             if between is not None:
                 return between
-        return self.choice(self.minimum, self.minimum_memory, limit, "")
+        return self.choice(self.minimum, memory, "")
 
-    def compile(self, decisions: Decisions) -> MemoryUse:
-        number_sites(decisions.sites)
-        compiled = self.compile_program(decisions)
-        self.compiled[id(decisions)] = compiled
-        return compiled.memory
+    def compile_plain(self) -> MemoryUse:
+        """Compiles the unchanged step."""
+        self.plain_memory = self.compile(self.unchanged)
+        return self.plain_memory
 
-    def decide(self, allowance: int | None) -> tuple[Decisions, Simulation]:
-        """Decisions whose simulated peak is `allowance`, or the least; sites kept if they fit."""
+    def compile(self, candidate: _Candidate) -> MemoryUse:
+        """Compiles a candidate, the first time; returns XLA's figures."""
+        key = id(candidate.decisions)
+        self.programs.add(key)
+        if key not in self.compiled:
+            number_sites(candidate.decisions.sites)
+            self.compiled[key] = self.compile_program(candidate.decisions)
+        return self.compiled[key].memory
+
+    def candidate(
+        self, price: float, decisions: Decisions, simulation: Simulation, simulated: int
+    ) -> _Candidate:
+        """Decisions with their predicted time."""
+        floor, held = self.floor(decisions), held_bytes(decisions)
+        pool = floor
+        memory = self.minimum_memory
+        if self.limit is not None and memory is not None:
+            fixed = memory.total_bytes - memory.temporary_bytes
+            pool = max(floor, min(held, self.limit - fixed - simulated))
+        load = Load(
+            offloaded_bytes=offloaded_bytes(decisions),
+            reloaded_bytes=reloaded_bytes(decisions),
+            calls=calls(decisions),
+            pool_bytes=pool,
+            temporary_bytes=simulated,
+        )
+        prediction = self.model.predict(decisions, load)
+        return _Candidate(price, decisions, simulation, simulated, prediction)
+
+    def decide(
+        self, price: float, allowance: int | None, keeping: bool = True
+    ) -> _Candidate | None:
+        """Decisions whose simulated peak is `allowance`, or the least.
+
+        Args:
+          price: of a byte.
+          allowance: for the temporaries.
+          keeping: whether sites stay in XLA where there is room. On a CPU that may take longer than
+            moving them through the pool, whose memory is there from step to step.
+
+        Returns:
+          The candidate; None if nothing could be kept.
+        """
         started = time.perf_counter()
-        decisions = find_sites(self.program, self.min_bytes, self.price)
+        decisions = find_sites(self.program, self.min_bytes, price, self.pins)
         simulation = Simulation(self.program, decisions, residency(self.program, decisions))
         least = simulation.lower_bound()
-        if allowance is None:
-            decisions.spills = simulation.spill(least)
-        else:
-            room = allowance - min(simulation.peak(), allowance)
-            for site in sorted(decisions.moved(), key=lambda site: site.total_bytes):
-                if site.value is None or site.total_bytes > room:
-                    continue
-                site.kept = True
-                site.reason = "the budget has room for it"
-                room -= site.total_bytes
+        if allowance is not None and keeping:
+            if not keep(decisions, allowance - simulation.peak()):
+                return None
             simulation = Simulation(self.program, decisions, residency(self.program, decisions))
-            decisions.spills = simulation.spill(max(least, allowance))
+        decisions.spills = simulation.spill(least if allowance is None else max(least, allowance))
+        found = self.candidate(price, decisions, simulation, simulation.spilled_peak)
         self.planning_seconds += time.perf_counter() - started
-        return decisions, simulation
+        return found
 
-    def compile_minimum(self) -> tuple[MemoryUse, Decisions]:
-        decisions, self.minimum_simulation = self.decide(None)
-        return self.compile(decisions), decisions
+    def least_of(self, price: float) -> _Candidate:
+        """Decisions of the least memory at a price."""
+        found = self.decide(price, None)
+        assert found is not None
+        return found
 
-    def compile_between(self, limit: int) -> Choice | None:
-        """A program that uses more of the budget and moves less, if one holds the contract."""
+    def compile_minimum(self) -> MemoryUse:
+        """Compiles the candidate of least memory, the fastest of about the least, once."""
+        if self.minimum_memory is not None:
+            return self.compile(self.minimum)
+        candidates = [self.least_of(price) for price in self.prices]
+        if len(self.prices) > 1:
+            candidates.append(self.unchanged)  # a small step may need less than the pool
+        peaks = {id(found): found.simulated + self.floor(found.decisions) for found in candidates}
+        least = min(peaks.values())
+        near = [found for found in candidates if peaks[id(found)] <= _SAME_PEAK * least]
+        self.minimum = min(near, key=lambda found: found.prediction.step_seconds)
+        self.minimum_memory = self.compile(self.minimum)
+        return self.minimum_memory
+
+    def compile_between(self, limit: int, attempts: int) -> Choice | None:
+        """The fastest program that a part of the budget's spare bytes allows, if it holds."""
         assert self.minimum_memory is not None
-        spare = limit - self.minimum_memory.total_bytes - self.floor(self.minimum)
-        simulated = max(self.minimum_simulation.peak(), 1)
+        spare = limit - self.minimum_memory.total_bytes - self.floor(self.minimum.decisions)
         if spare < 0.1 * limit:
             return None
-        decisions, _ = self.decide(simulated + int(_AIM * spare))
-        if traffic(decisions) >= traffic(self.minimum):
-            return None
-        memory = self.compile(decisions)
-        if memory.total_bytes + self.floor(decisions) > limit:
-            return None
-        return self.choice(decisions, memory, limit, "")
+        aim = int(_AIM * spare)
+        prices = self.prices
+        while attempts > 0 and aim > 0:
+            attempts -= 1
+            allowance = self.minimum.simulated + aim
+            candidates = [
+                found
+                for price in prices
+                for keeping in (True, False)
+                if (found := self.decide(price, allowance, keeping)) is not None
+            ]
+            fastest = min(candidates, key=lambda found: found.prediction.step_seconds)
+            least = self.minimum
+            before = self.candidate(least.price, least.decisions, least.simulation, least.simulated)
+            bar = _WORTHWHILE * before.prediction.step_seconds
+            if fastest.prediction.step_seconds > bar:
+                return None
+            memory = self.compile(fastest)
+            excess = memory.total_bytes + self.floor(fastest.decisions) - limit
+            if excess <= 0:
+                return self.choice(fastest, memory, "")
+            aim -= int(_MISSED * excess)
+            prices = (fastest.price,)
+        return None
 
-    def choice(
-        self, decisions: Decisions, memory: MemoryUse, limit: int | None, note: str
-    ) -> Choice:
+    def choice(self, candidate: _Candidate, memory: MemoryUse, note: str) -> Choice:
+        """The plan of a compiled candidate; raises `BudgetError` if it breaks the contract."""
+        decisions, limit = candidate.decisions, self.limit
         floor = self.floor(decisions)
         # Only programs that a search with that budget finds again: the one in between is made for
         # a budget and may happen to need less than the least-memory one.
         known = [plain.total_bytes for plain in (self.plain_memory,) if plain is not None]
         if self.minimum_memory is not None:
-            known.append(self.minimum_memory.total_bytes + self.floor(self.minimum))
+            least_floor = self.floor(self.minimum.decisions)
+            known.append(self.minimum_memory.total_bytes + least_floor)
         least = min(known)
         if limit is not None and memory.total_bytes + floor > limit:
             raise self.error(limit, least, decisions)
@@ -203,21 +312,40 @@ class _Search:
             ),
             plain_is_simulated=self.plain_memory is None,
             memory=memory,
+            simulated_bytes=candidate.simulated,
             pool_bytes=pool,
             held_bytes=held,
             spill_bytes=held if on_disk else 0,
             offloaded_bytes=offloaded,
             reloaded_bytes=reloaded,
             disk_written_bytes=offloaded if on_disk else 0,
-            sites=tuple(_planned(decisions, on_disk)),
+            forecast=self.forecast(candidate),
+            sites=tuple(planned_sites(decisions, on_disk)),
             note=note,
             warnings=tuple(self.program.warnings),
+            profile=profile(candidate.simulation, self.program.top),
+            plain_profile=profile(self.plain, self.program.top),
             largest=tuple(self.plain.largest_at_peak()),
-            compiles=len(self.compiled),
+            compiles=len(self.programs),
             rewrite_seconds=self.planning_seconds + compiled.emit_seconds,
             compile_seconds=compiled.compile_seconds,
         )
         return Choice(decisions, plan)
+
+    def forecast(self, candidate: _Candidate) -> Forecast:
+        """The predicted time of a candidate, beside plain JAX and full recomputation."""
+        recomputed = self.least_of(math.inf)
+        return Forecast(
+            machine=self.model.machine.name,
+            origin=self.model.machine.origin,
+            flops_per_byte=candidate.price,
+            step_seconds=candidate.prediction.step_seconds,
+            stall_seconds=candidate.prediction.stall_seconds,
+            plain_seconds=self.unchanged.prediction.step_seconds,
+            recompute_seconds=recomputed.prediction.step_seconds,
+            flops=candidate.prediction.flops,
+            extra_flops=candidate.prediction.extra_flops,
+        )
 
     def floor(self, decisions: Decisions) -> int:
         """The smallest pool that the decisions can run with."""
@@ -225,6 +353,7 @@ class _Search:
         return min(held, _MIN_POOL_BYTES) if self.has_disk else held
 
     def error(self, limit: int, least: int, decisions: Decisions) -> BudgetError:
+        """Says what is needed, and for what."""
         simulation = Simulation(self.program, decisions, residency(self.program, decisions))
         largest = simulation.largest_at_peak()
         lines = "\n".join(f"  {describe(tensor)}" for tensor in largest)
@@ -238,84 +367,18 @@ class _Search:
         )
 
 
-def describe(tensor: LiveTensor) -> str:
-    """One line on one array: size, shape, dtype and where it is made."""
-    shape = ", ".join(map(str, tensor.shape))
-    return (
-        f"{format_bytes(tensor.nbytes):>10}  {tensor.dtype}[{shape}]  "
-        f"{tensor.source or 'argument of the step'}"
-    )
+def keep(decisions: Decisions, room: int) -> bool:
+    """Leaves sites to XLA as far as there is room, the most moved byte for byte first."""
 
+    def worth(site: Site) -> tuple[int, int]:
+        return -(1 + site.most_readers) * executions(site.region), site.total_bytes
 
-def held_bytes(decisions: Decisions) -> int:
-    """Pool or disk space that the step's entries need if every path is taken, whole pages."""
-    return sum(
-        -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries for site in decisions.moved()
-    )
-
-
-def offloaded_bytes(decisions: Decisions) -> int:
-    """Bytes handed to the manager in one step, if every branch is taken."""
-    return sum(site.total_bytes * executions(site.region) for site in decisions.moved())
-
-
-def reloaded_bytes(decisions: Decisions) -> int:
-    """Bytes taken back in one step, if every branch is taken."""
-    return sum(
-        site.total_bytes * site.most_readers * executions(site.region) for site in decisions.moved()
-    )
-
-
-def traffic(decisions: Decisions) -> int:
-    """Bytes moved both ways in one step."""
-    return offloaded_bytes(decisions) + reloaded_bytes(decisions)
-
-
-def _planned(decisions: Decisions, on_disk: bool) -> list[PlannedSite]:
-    planned = [_planned_site(site, on_disk) for site in decisions.sites]
-    planned.extend(_planned_rebuild(rebuilt) for rebuilt in decisions.rebuilt)
-    planned.extend(
-        PlannedSite(
-            source=spill.value.producer.source if spill.value.producer is not None else "",
-            shape=tuple(spill.value.aval.shape),
-            dtype=str(spill.value.aval.dtype),
-            entry_bytes=spill.value.nbytes,
-            entries=1,
-            bytes=spill.value.nbytes,
-            action="recompute",
-            tier="xla",
-            reason="follows cheaply from what is there",
-        )
-        for spill in decisions.spills
-        if spill.site is None
-    )
-    return sorted(planned, key=lambda site: -site.bytes)
-
-
-def _planned_site(site: Site, on_disk: bool) -> PlannedSite:
-    tier = "xla" if site.kept else ("pool, then disk" if on_disk else "pool")
-    return PlannedSite(
-        source=site.source,
-        shape=tuple(site.aval.shape),
-        dtype=str(site.aval.dtype),
-        entry_bytes=site.entry_bytes,
-        entries=site.entries,
-        bytes=site.total_bytes,
-        action="keep" if site.kept else "offload",
-        tier=tier,
-        reason=site.reason,
-    )
-
-
-def _planned_rebuild(rebuilt: Rebuild) -> PlannedSite:
-    return PlannedSite(
-        source=rebuilt.source,
-        shape=tuple(rebuilt.leaf.aval.shape),
-        dtype=str(rebuilt.leaf.aval.dtype),
-        entry_bytes=rebuilt.entry_bytes,
-        entries=rebuilt.entries,
-        bytes=rebuilt.entry_bytes * rebuilt.entries,
-        action="recompute",
-        tier="xla",
-        reason=rebuilt.reason,
-    )
+    kept = False
+    for site in sorted(decisions.moved(), key=worth):
+        offload = decisions.pinned(site.leaf) == "offload"
+        if site.value is None or site.total_bytes > room or offload:
+            continue
+        site.kept = kept = True
+        site.reason = "the budget has room for it"
+        room -= site.total_bytes
+    return kept

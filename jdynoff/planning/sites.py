@@ -15,6 +15,7 @@ from jdynoff import jax_compat
 from jdynoff.planning.cut import Cut, Needed, cut
 from jdynoff.planning.decisions import Decisions, Own, Rebuild, Site, Stored
 from jdynoff.planning.pairs import Chain, Pair, Pairs, Path
+from jdynoff.planning.pins import Pins
 from jdynoff.program.graph import Constant, Operation, Program, Region, Value
 from jdynoff.program.structure import (
     CondNode,
@@ -36,7 +37,10 @@ _SMALL_SHARE = 1 / 16
 
 
 def find_sites(
-    program: Program, min_bytes: int = DEFAULT_MIN_BYTES, price: float = 0.0
+    program: Program,
+    min_bytes: int = DEFAULT_MIN_BYTES,
+    price: float = 0.0,
+    pins: Pins | None = None,
 ) -> Decisions:
     """Returns the sites, replays and rebuilt residuals of a program's control flow.
 
@@ -44,18 +48,24 @@ def find_sites(
       program: the step.
       min_bytes: arrays smaller than this are never moved.
       price: FLOPs that are paid for computing again rather than move one byte.
+      pins: the user's actions.
 
     Returns:
       Decisions without straight-line spills.
     """
-    decisions = Decisions(min_bytes=min_bytes, price=price)
+    decisions = Decisions(min_bytes=min_bytes, price=price, pins=pins or {})
+    hidden: set[Value] = set()
     for region in program.regions:
         if not region.in_predicate:
-            _find_in(region, program.top, decisions)
+            _find_in(region, program.top, hidden, decisions)
+    for site in decisions.sites:
+        if decisions.pinned(site.leaf) == "keep":
+            site.kept = True
+            site.reason = "actions= says keep"
     return decisions
 
 
-def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
+def _find_in(region: Region, top: Region, hidden: set[Value], decisions: Decisions) -> None:
     candidates: list[Site] = []
     for operation in region.operations:
         if operation.kind not in ("scan", "cond"):
@@ -65,7 +75,9 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
             if site is not None:
                 candidates.append(site)
     largest = max((site.total_bytes for site in candidates), default=0)
-    pairs = Pairs(top, int(_SMALL_SHARE * largest), decisions.replays)
+    for site in candidates:
+        _hide(site.node, hidden)
+    pairs = Pairs(top, int(_SMALL_SHARE * largest), decisions.replays, hidden)
     # Of several readings of one and the same array of a body, the first one's site moves it.
     first: dict[Needed, _Reading] = {}
     again: list[tuple[Needed, _Reading]] = []
@@ -79,7 +91,7 @@ def _find_in(region: Region, top: Region, decisions: Decisions) -> None:
                 again.append(((pair, produced), reading))
             else:
                 first[pair, produced] = reading
-    choice = cut(list(first), pairs, decisions.price)
+    choice = cut(list(first), pairs, decisions.price, decisions.pins)
     rebuilt: dict[tuple[Leaf, Value], str] = {}
     for node, reading in first.items():
         if node in choice.computed:
@@ -145,6 +157,21 @@ def _forwarded(operation: Operation) -> list[list[Value]]:
         inside = tuple(id(body.outputs[value.index]) for body in operation.bodies)
         groups.setdefault((value.index,) if carried else inside, []).append(value)
     return list(groups.values())
+
+
+def _hide(node: Node | None, hidden: set[Value]) -> None:
+    """Adds the inputs of bodies through which a node descends further: they become tokens."""
+    if node is None or isinstance(node, Leaf):
+        return
+    children = (node.inner,) if isinstance(node, ScanNode) else node.branches
+    first = 0 if isinstance(node, ScanNode) else 1
+    for branch, child in enumerate(children):
+        if not isinstance(child, Leaf):
+            hidden.update(
+                operation.bodies[branch].inputs[number - first]
+                for operation, number in node.consumers
+            )
+        _hide(child, hidden)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -26,9 +26,10 @@ begin_p = jex_core.Primitive("jdynoff_begin")
 offload_p = jex_core.Primitive("jdynoff_offload")
 reload_p = jex_core.Primitive("jdynoff_reload")
 end_p = jex_core.Primitive("jdynoff_end")
+after_p = jex_core.Primitive("jdynoff_after")
 reload_p.multiple_results = True
 
-TARGETS = tuple(primitive.name for primitive in (begin_p, offload_p, reload_p, end_p))
+TARGETS = tuple(primitive.name for primitive in (begin_p, offload_p, reload_p, end_p, after_p))
 
 
 def begin(ticket: jax.Array) -> jax.Array:
@@ -75,10 +76,19 @@ def end(serial: jax.Array) -> jax.Array:
     return end_p.bind(serial)
 
 
+def after(value: jax.Array, dependency: jax.Array) -> jax.Array:
+    """Returns `value`, but not before `dependency` exists.
+
+    An optimization barrier does not order a schedule: XLA removes it before it makes one.
+    """
+    return after_p.bind(value, dependency)
+
+
 begin_p.def_abstract_eval(lambda ticket: SERIAL)
 offload_p.def_abstract_eval(lambda value, serial, *, site, readers: SERIAL)
 reload_p.def_abstract_eval(lambda token, serial, *dependencies, site, aval: [aval, SERIAL])
 end_p.def_abstract_eval(lambda serial: SERIAL)
+after_p.def_abstract_eval(lambda value, dependency: value)
 
 
 def _lower_begin(ctx: Any, ticket: Any) -> Any:
@@ -103,6 +113,12 @@ def _lower_end(ctx: Any, serial: Any) -> Any:
     return jax.ffi.ffi_lowering("jdynoff_end", has_side_effect=True)(ctx, serial)
 
 
+def _lower_after(ctx: Any, value: Any, dependency: Any) -> Any:
+    return jax.ffi.ffi_lowering("jdynoff_after", operand_output_aliases={0: 0})(
+        ctx, value, dependency
+    )
+
+
 def _refuse(*args: Any, **params: Any) -> NoReturn:
     raise TransformError(
         "a managed step was transformed (grad, vmap or eager evaluation of its equations). "
@@ -117,6 +133,7 @@ for _primitive, _rule in (
     (offload_p, _lower_offload),
     (reload_p, _lower_reload),
     (end_p, _lower_end),
+    (after_p, _lower_after),
 ):
     mlir.register_lowering(_primitive, _rule)
     _primitive.def_impl(_refuse)

@@ -13,6 +13,7 @@ from jdynoff.planning.budget import format_bytes
 
 if TYPE_CHECKING:
     from jdynoff.planning.plan import Plan
+    from jdynoff.sweep import Sweep
 
 _MOST_ROWS = 12
 
@@ -43,6 +44,7 @@ def plan_table(plan: Plan) -> Group:
             f"{format_bytes(plan.offloaded_bytes)} out, {format_bytes(plan.reloaded_bytes)} back",
         ),
         ("written to disk", format_bytes(plan.disk_written_bytes), "at most, per step"),
+        *_forecast_rows(plan),
     ]
     for row in rows:
         totals.add_row(*row)
@@ -53,6 +55,55 @@ def plan_table(plan: Plan) -> Group:
     if plan.sites:
         parts.append(_sites_table(plan))
     return Group(*parts)
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """One row for each budget."""
+    table = Table(
+        title=f"plain JAX needs {format_bytes(sweep.plain_peak_bytes)}, "
+        f"the least is {format_bytes(sweep.min_feasible_bytes)}",
+        title_justify="left",
+    )
+    for name in ("budget", "of plain", "device peak", "moved", "computed again", "predicted step"):
+        table.add_column(name, justify="right")
+    for row in sweep.rows:
+        share = f"{100 * row.budget_bytes / sweep.plain_peak_bytes:.0f}%"
+        if row.plan is None:
+            table.add_row(format_bytes(row.budget_bytes), share, "does not fit", "", "", "")
+            continue
+        forecast = row.plan.forecast
+        table.add_row(
+            format_bytes(row.budget_bytes),
+            share,
+            format_bytes(row.plan.device_peak_bytes),
+            format_bytes(row.plan.traffic_bytes),
+            f"{100 * forecast.extra_flops / max(forecast.flops, 1.0):.1f}%",
+            f"{forecast.step_seconds / max(forecast.plain_seconds, 1e-12):.2f}x plain",
+        )
+    return table
+
+
+def _forecast_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    forecast = plan.forecast
+    plain, full = forecast.plain_seconds, forecast.recompute_seconds
+    again = 100 * forecast.extra_flops / max(forecast.flops, 1.0)
+    stall = f", {_seconds(forecast.stall_seconds)} of it waiting" if forecast.stall_seconds else ""
+    return [
+        (
+            "predicted step",
+            _seconds(forecast.step_seconds),
+            f"plain {_seconds(plain)}, all computed again {_seconds(full)}{stall}",
+        ),
+        ("computed again", f"{again:.1f}%", "of the step's FLOPs"),
+        ("rates", forecast.origin, forecast.machine),
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
 
 
 def _sites_table(plan: Plan) -> Table:

@@ -29,6 +29,7 @@ from jax import lax
 
 from jdynoff import jax_compat
 from jdynoff.planning.decisions import Decisions, Outer, Own, Replay, Site, Spill, Stored
+from jdynoff.planning.recompute import is_cheap
 from jdynoff.planning.residency import holds_calls, residency
 from jdynoff.primitives import transfer
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
@@ -237,8 +238,16 @@ class _Emitter:
                 scope.stored[produced] = self.reload(scope, origin.site, produced, reader)
             return scope.stored[produced]
         origins = scope.replay.origins
-        for operation in _cone(produced, lambda v: v in scope.rebuilt or v in origins):
+        cone = _cone(produced, lambda v: v in scope.rebuilt or v in origins)
+        late = self.dependencies(scope, reader, straight_line=False)[:1]
+        ordered: set[Value] = set()  # what cannot be computed before `late`
+        for operation in cone:
             inputs = [self.rebuild(scope, operand, reader) for operand in operation.operands]
+            if any(operand in ordered for operand in operation.operands):
+                ordered.update(operation.results)
+            elif late and not is_cheap(operation):
+                ordered.update(operation.results)
+                _order_after(operation, inputs, late[0])
             results = jax_compat.bind_equation(operation.eqn, inputs)
             scope.rebuilt.update(zip(operation.results, results, strict=True))
         return scope.rebuilt[produced]
@@ -496,6 +505,21 @@ def _cone(target: Value, known: Callable[[Value], bool]) -> list[Operation]:
                 operand for operand in value.producer.operands if isinstance(operand, Value)
             )
     return sorted(found, key=lambda operation: operation.position)
+
+
+def _order_after(operation: Operation, inputs: list[Any], late: Any) -> None:
+    """Keeps XLA from computing `operation` as soon as its operands are there.
+
+    The smallest operand waits for `late`: it may have to be copied, since it is used elsewhere.
+    """
+    sizes = {
+        number: operand.nbytes
+        for number, operand in enumerate(operation.operands)
+        if isinstance(operand, Value) and operand.nbytes and inputs[number] is not late
+    }
+    if sizes:
+        smallest = min(sizes, key=lambda number: sizes[number])
+        inputs[smallest] = transfer.after(inputs[smallest], late)
 
 
 def _is_key(operand: Constant) -> bool:

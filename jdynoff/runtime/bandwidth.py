@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jdynoff import jax_compat
 from jdynoff._native import Manager
 from jdynoff.primitives import transfer
 
@@ -142,7 +143,7 @@ def moving_step(entries: int) -> Callable[[Any, jax.Array], Any]:
             return token, token
 
         def back(serial: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:
-            aval = jax.core.ShapedArray(x.shape, x.dtype)
+            aval = jax_compat.shaped_array(x.shape, x.dtype)
             value, serial = transfer.reload(token, serial, [], site=1, aval=aval)
             return serial, value[0]
 

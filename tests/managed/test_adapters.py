@@ -20,7 +20,7 @@ from tests.programs.libraries import (
 
 def test_nnx_jit_updates_its_objects_as_it_does_unmanaged() -> None:
     plain = nnx_train_step()
-    managed = jdynoff.managed(nnx_train_step(), budget="min", min_bytes=1)
+    managed = jdynoff.managed(nnx_train_step(), budget="min", min_bytes=1, flops_per_byte=0.0)
     results = []
     for step in (plain, managed):
         model = NnxModel(nnx.Rngs(0))
@@ -39,7 +39,7 @@ def test_nnx_jit_updates_its_objects_as_it_does_unmanaged() -> None:
 def test_equinox_filter_jit_keeps_modules_and_static_fields() -> None:
     model, xs = equinox_arguments()
     expected_value, expected = equinox_train_step()(model, xs)
-    managed = jdynoff.managed(equinox_train_step(), budget="min", min_bytes=1)
+    managed = jdynoff.managed(equinox_train_step(), budget="min", min_bytes=1, flops_per_byte=0.0)
     value, new = managed(model, xs)
 
     assert new.activation is model.activation

@@ -35,7 +35,7 @@ def counted(step: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
 
 def test_each_signature_is_traced_once() -> None:
     step, traces = counted(descend(loss))
-    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1)
+    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1, flops_per_byte=0.0)
     plain = quick(descend(loss))
     small, large = (weights(), batch()), (weights(), jnp.concatenate([batch(), batch()]))
     for arguments in (small, large, small, large, small):
@@ -51,7 +51,9 @@ def test_static_arguments_and_keywords_choose_a_program() -> None:
     options: dict[str, Any] = {"static_argnums": (2,), "static_argnames": ("negate",)}
     counted_step, traces = counted(step)
     plain = quick(step, **options)
-    managed = jdynoff.managed(quick(counted_step, **options), budget="min", min_bytes=1)
+    managed = jdynoff.managed(
+        quick(counted_step, **options), budget="min", min_bytes=1, flops_per_byte=0.0
+    )
     for power, negate in ((2, False), (4, False), (2, True), (2, False)):
         expected = plain(weights(), batch(), power, scale=0.5, negate=negate)
         actual = managed(weights(), batch(), power, scale=0.5, negate=negate)
@@ -93,7 +95,9 @@ def test_none_and_empty_trees_pass_through() -> None:
 
 
 def test_donated_arguments_are_used_up_by_the_step() -> None:
-    step = jdynoff.managed(quick(descend(loss), donate_argnums=0), budget="min", min_bytes=1)
+    step = jdynoff.managed(
+        quick(descend(loss), donate_argnums=0), budget="min", min_bytes=1, flops_per_byte=0.0
+    )
     parameters, x = weights(), batch()
     _, new = step(parameters, x)
     jax.block_until_ready(new)
@@ -118,7 +122,9 @@ def test_shardings_on_one_device_are_kept() -> None:
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     options: dict[str, Any] = {"in_shardings": (sharding, None), "out_shardings": sharding}
     plain = quick(descend(loss), **options)
-    managed = jdynoff.managed(quick(descend(loss), **options), budget="min", min_bytes=1)
+    managed = jdynoff.managed(
+        quick(descend(loss), **options), budget="min", min_bytes=1, flops_per_byte=0.0
+    )
     expected, actual = plain(weights(), batch()), managed(weights(), batch())
     assert same_bits(expected, actual)
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(actual))
@@ -146,7 +152,7 @@ def test_a_method_is_managed_like_a_function() -> None:
         def __init__(self, power: int) -> None:
             self.power = power
 
-        @jdynoff.managed(budget="min", min_bytes=1)
+        @jdynoff.managed(budget="min", min_bytes=1, flops_per_byte=0.0)
         @functools.partial(jax.jit, static_argnums=0)
         def step(self, parameters: Any, x: jax.Array) -> Any:
             return jax.value_and_grad(loss)(parameters, x, self.power)
@@ -165,7 +171,7 @@ def test_argument_numbers_may_count_from_the_end() -> None:
         return jax.value_and_grad(loss)(parameters, x, power)
 
     options = {"static_argnums": -1, "donate_argnums": -2}
-    managed = jdynoff.managed(quick(step, **options), budget="min", min_bytes=1)
+    managed = jdynoff.managed(quick(step, **options), budget="min", min_bytes=1, flops_per_byte=0.0)
     given = weights()
     found = managed(batch(), given, 2)
     assert same_bits(found, quick(step, static_argnums=2)(batch(), weights(), 2))
@@ -177,7 +183,7 @@ def test_options_of_jax_that_change_a_trace_are_part_of_the_signature() -> None:
         value, gradient = jax.value_and_grad(loss)(parameters, x)
         return value, gradient, jnp.arange(3.0) + 0.5
 
-    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1)
+    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1, flops_per_byte=0.0)
     arguments = (weights(), batch())
     assert managed(*arguments)[2].dtype == jnp.float32
     with jax.enable_x64(True):
@@ -187,7 +193,7 @@ def test_options_of_jax_that_change_a_trace_are_part_of_the_signature() -> None:
 
 def test_calls_do_not_look_at_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither with one signature, nor with several, nor after a plan that chose anew."""
-    managed = jdynoff.managed(quick(descend(loss)), min_bytes=1)
+    managed = jdynoff.managed(quick(descend(loss)), min_bytes=1, flops_per_byte=0.0)
     small, large = (weights(), batch()), (weights(), jnp.concatenate([batch(), batch()]))
     managed(*small)
     managed.plan(*small)  # compiles the least-memory program too
@@ -212,7 +218,7 @@ def test_calls_do_not_look_at_every_argument(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_compiled_step_refuses_other_types() -> None:
-    managed = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    managed = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1, flops_per_byte=0.0)
     compiled = managed.lower(weights(), batch()).compile()
     assert same_bits(compiled(weights(), batch()), managed(weights(), batch()))
     with pytest.raises(TypeError, match="lowered for arguments of other types"):
@@ -220,6 +226,6 @@ def test_a_compiled_step_refuses_other_types() -> None:
 
 
 def test_shapes_of_results_are_known_without_planning() -> None:
-    managed = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    managed = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1, flops_per_byte=0.0)
     shapes = managed.eval_shape(weights(), batch())
     assert shapes[0].shape == ()

@@ -35,11 +35,16 @@ def test_three_threads_and_two_functions_share_one_budget() -> None:
     losses = (scan_loss, scan_sum)
     plain = [quick(descend(loss))(*arguments) for loss in losses]
     least = [
-        jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1).plan(*arguments)
+        jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1, flops_per_byte=0.0).plan(
+            *arguments
+        )
         for loss in losses
     ]
     budget = max(plan.min_feasible_bytes for plan in least)
-    steps = [jdynoff.managed(quick(descend(loss)), budget=budget, min_bytes=1) for loss in losses]
+    steps = [
+        jdynoff.managed(quick(descend(loss)), budget=budget, min_bytes=1, flops_per_byte=0.0)
+        for loss in losses
+    ]
     wrong: list[str] = []
 
     def work(number: int) -> None:
@@ -76,7 +81,7 @@ def test_an_exception_in_a_callback_harms_no_later_step() -> None:
 
         return jnp.mean(jax.lax.scan(body, x, parameters)[0] ** 2)
 
-    step = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    step = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1, flops_per_byte=0.0)
     good = step(weights(), batch())
     broken.set()
     with pytest.raises((jax.errors.JaxRuntimeError, jdynoff.JdynoffError), match=r"bad|callback"):
@@ -88,7 +93,10 @@ def test_an_exception_in_a_callback_harms_no_later_step() -> None:
 
 def test_many_steps_do_not_grow_memory() -> None:
     step = jdynoff.managed(
-        quick(descend(scan_loss, 1e-3), donate_argnums=0), budget="min", min_bytes=1
+        quick(descend(scan_loss, 1e-3), donate_argnums=0),
+        budget="min",
+        min_bytes=1,
+        flops_per_byte=0.0,
     )
     parameters, x = weights(), batch()
     process = psutil.Process()
@@ -124,7 +132,7 @@ def loss(parameters, x):
         return layer(x, weight), None
     return jnp.mean(jax.lax.scan(body, x, parameters)[0] ** 2)
 
-step = jdynoff.managed(jax.jit(descend(loss)), budget="min", min_bytes=1)
+step = jdynoff.managed(jax.jit(descend(loss)), budget="min", min_bytes=1, flops_per_byte=0.0)
 good = jax.block_until_ready(step(weights(), batch()))
 threading.Thread(
     target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT)), daemon=True

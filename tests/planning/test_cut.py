@@ -96,7 +96,7 @@ def cheapest(residuals: list[Value], pairs: Pairs, price: float) -> float:
 def test_no_other_choice_costs_less(steps: tuple[str, ...], price: float) -> None:
     program = scanned(steps)
     forward, backward = (op for op in program.top.operations if op.kind == "scan")
-    pairs = Pairs(program.top, 0, {})
+    pairs = Pairs(program.top, 0, {}, set())
     pair = pairs.find(((forward.bodies[0], backward.bodies[0]),), ())
     assert pair is not None
     stacked = [r for r in forward.results[forward.spec.num_carry :] if r.uses]

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from jdynoff._native import Manager
+from jdynoff.planning.amounts import held_bytes
 from jdynoff.planning.decisions import Decisions, Site
 from jdynoff.planning.live_ranges import Simulation
 from jdynoff.planning.residency import residency
-from jdynoff.planning.search import held_bytes
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.primitives import transfer
 from jdynoff.program.build import build

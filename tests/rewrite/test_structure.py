@@ -82,7 +82,7 @@ def test_no_stack_of_residuals_is_left(unroll: int) -> None:
 
     stack = f"f32[{depth},{','.join(map(str, batch().shape))}]"
     plain = quick(descend(loss)).lower(*arguments).compile().as_text()
-    step = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1)
+    step = jdynoff.managed(quick(descend(loss)), budget="min", min_bytes=1, flops_per_byte=0.0)
     assert stack in plain
     assert stack not in step.lower(*arguments).compile().as_text()
 
@@ -90,7 +90,7 @@ def test_no_stack_of_residuals_is_left(unroll: int) -> None:
 def test_a_branch_pushes_only_its_own_residuals() -> None:
     example = branches.wide_branches()
     arguments = example.arguments()
-    step = jdynoff.managed(quick(example.step), budget="min", min_bytes=1)
+    step = jdynoff.managed(quick(example.step), budget="min", min_bytes=1, flops_per_byte=0.0)
     parameters, x, choices = arguments
     pushed = []
     for choice in range(3):
@@ -184,7 +184,7 @@ def test_what_is_handed_on_twice_is_moved_once() -> None:
         return total
 
     arguments = (weights(width=WIDE), normal(0, 4, WIDE))
-    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1)
+    managed = jdynoff.managed(quick(step), budget="min", min_bytes=1, flops_per_byte=0.0)
     assert jnp.allclose(managed(*arguments), quick(step)(*arguments), rtol=1e-5)
     depth, entry = len(arguments[0]["in"]), 4 * WIDE * 4
     assert managed.stats().bytes_offloaded == depth * entry

@@ -1,0 +1,39 @@
+"""How many bytes a set of decisions moves, and holds."""
+
+from __future__ import annotations
+
+from jdynoff._native import PAGE_BYTES
+from jdynoff.planning.decisions import Decisions
+from jdynoff.planning.live_ranges import executions
+
+
+def held_bytes(decisions: Decisions) -> int:
+    """Pool or disk space that the step's entries need if every path is taken, whole pages."""
+    return sum(
+        -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries for site in decisions.moved()
+    )
+
+
+def offloaded_bytes(decisions: Decisions) -> int:
+    """Bytes handed to the manager in one step, if every branch is taken."""
+    return sum(site.total_bytes * executions(site.region) for site in decisions.moved())
+
+
+def reloaded_bytes(decisions: Decisions) -> int:
+    """Bytes taken back in one step, if every branch is taken."""
+    return sum(
+        site.total_bytes * site.most_readers * executions(site.region) for site in decisions.moved()
+    )
+
+
+def traffic(decisions: Decisions) -> int:
+    """Bytes moved both ways in one step."""
+    return offloaded_bytes(decisions) + reloaded_bytes(decisions)
+
+
+def calls(decisions: Decisions) -> int:
+    """Offloads and reloads in one step, if every branch is taken."""
+    return sum(
+        site.entries * (1 + site.most_readers) * executions(site.region)
+        for site in decisions.moved()
+    )

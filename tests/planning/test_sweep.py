@@ -1,0 +1,98 @@
+"""Sweeps over budgets, pictures, and the rates that predictions reckon with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jdynoff
+from jdynoff import cli
+from jdynoff.planning.machine import ASSUMED_CPU, FILE_VARIABLE, machine_of, read_machine
+from tests.programs.example import descend, layer, normal, quick, weights
+
+DEPTH, ROWS, WIDTH = 8, 8192, 64  # several times the smallest pool
+
+
+def loss(parameters: Any, x: jax.Array) -> jax.Array:
+    x, _ = jax.lax.scan(lambda x, w: (layer(x, w), None), x, parameters)
+    return jnp.mean(x**2)
+
+
+@pytest.fixture(scope="module")
+def arguments() -> tuple[Any, jax.Array]:
+    small = jax.tree.map(lambda weight: weight / 8, weights(depth=DEPTH, width=WIDTH))
+    return small, normal(0, ROWS, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def swept(arguments: Any) -> Any:
+    return jdynoff.managed(quick(descend(loss)), budget=1).plan.sweep(*arguments)
+
+
+def test_every_feasible_budget_holds_and_the_least_is_named(swept: Any) -> None:
+    fits = [row.plan is not None for row in swept.rows]
+    assert fits == sorted(fits, reverse=True), "a hole in the budgets"
+    assert 4 <= sum(fits) < len(fits)
+    for row in swept.rows:
+        assert (row.plan is not None) == (row.budget_bytes >= swept.min_feasible_bytes)
+        if row.plan is not None:
+            assert row.plan.device_peak_bytes <= row.budget_bytes
+            assert row.plan.compiles <= 3
+
+
+def test_a_smaller_budget_is_never_predicted_faster(swept: Any) -> None:
+    plans = [row.plan for row in swept.rows if row.plan is not None]
+    # A step that fits unchanged is left alone, whatever the model says.
+    seconds = [plan.forecast.step_seconds for plan in plans if plan.offloaded_bytes]
+    assert seconds == sorted(seconds)
+
+
+def test_a_sweep_prints_and_draws(swept: Any, tmp_path: Path) -> None:
+    text = str(swept)
+    assert "does not fit" in text
+    assert "of plain" in text
+    pytest.importorskip("matplotlib")
+    assert swept.plot(tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plan_draws_its_memory(swept: Any, tmp_path: Path) -> None:
+    plan = swept.rows[3].plan
+    assert max(size for _, size in plan.profile.points) <= plan.simulated_bytes
+    peak = max(size for _, size in plan.plain_profile.points)
+    assert peak >= 2 * max(size for _, size in plan.profile.points)
+    pytest.importorskip("matplotlib")
+    assert plan.plot(tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_named_budgets_are_planned_in_order(arguments: Any) -> None:
+    step = jdynoff.managed(quick(descend(loss)), budget="min")
+    found = step.plan.sweep(*arguments, budgets=["1GiB", 10_000])
+    assert [row.budget_bytes for row in found.rows] == [1 << 30, 10_000]
+    assert [row.plan is None for row in found.rows] == [False, True]
+    assert found.rows[0].plan.offloaded_bytes == 0
+    step(*arguments)  # its own plan is its own budget's
+
+
+def test_measured_rates_are_kept_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "folder" / "machine.json"))
+    device = jax.local_devices()[0]
+    assert machine_of(device) == ASSUMED_CPU
+    assert cli.main(["doctor", "--measure", "--json", "--size-mib", "4"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert all(value > 0 for value in figures.values() if isinstance(value, float))
+    assert machine_of(device).flops_per_second == figures["flops_per_second"]
+    assert machine_of(device).origin.startswith("measured on ")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": "x"}'])
+def test_an_unreadable_file_of_rates_counts_as_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(content)
+    assert read_machine(path) == ASSUMED_CPU
