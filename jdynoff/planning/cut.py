@@ -24,11 +24,10 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jdynoff.errors import ConfigurationError
 from jdynoff.planning.cost import flops
-from jdynoff.planning.live_ranges import executions
 from jdynoff.planning.pairs import Pair, Pairs
 from jdynoff.planning.pins import Action, Pins
 from jdynoff.planning.recompute import can_replay
-from jdynoff.program.graph import Operation, Value
+from jdynoff.program.graph import Operation, Region, Value
 from jdynoff.program.structure import is_stacked
 
 # The least worth of a byte in FLOPs: an element may be computed again by as many elementwise
@@ -119,7 +118,7 @@ class _Network:
     def price_of(self, node: Needed) -> float:
         """What storing a value is worth, whatever the user decides."""
         pair, value = node
-        return self.worth * (value.nbytes + _CALL_BYTES) * executions(pair.producer)
+        return self.worth * (value.nbytes + _CALL_BYTES) * expected_executions(pair.producer)
 
     def expand(self, node: Needed, waiting: list[Needed]) -> None:
         """Adds the two ways to a value: its store, and its computation."""
@@ -143,7 +142,7 @@ class _Network:
         known = (pair, operation)
         if known not in self.made:
             made = self.made[known] = self.vertex()
-            self.edges[made, _SINK] = flops(operation) * executions(pair.producer)
+            self.edges[made, _SINK] = flops(operation) * expected_executions(pair.producer)
             for operand in operation.operands:
                 if isinstance(operand, Value):
                     self.edges[made, self.value((pair, operand), waiting)] = math.inf
@@ -198,3 +197,18 @@ class _Network:
         reached = np.zeros(self.count, bool)
         reached[breadth_first_order(left, _SOURCE, return_predecessors=False)] = True
         return reached
+
+
+def expected_executions(region: Region) -> float:
+    """How often a region runs in one step if every branch of a conditional is as likely.
+
+    So a value that one branch needs is stored in that branch, not before it is chosen.
+    """
+    count = 1.0
+    while region.owner is not None:
+        if region.owner.kind == "scan":
+            count *= region.owner.spec.length
+        elif region.owner.kind == "cond":
+            count /= len(region.owner.bodies)
+        region = region.owner.region
+    return count

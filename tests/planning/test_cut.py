@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jdynoff.planning.cost import flops
-from jdynoff.planning.cut import cut
+from jdynoff.planning.cut import cut, expected_executions
 from jdynoff.planning.decisions import Decisions
-from jdynoff.planning.live_ranges import executions
 from jdynoff.planning.pairs import Pairs
 from jdynoff.planning.predict import replayed
 from jdynoff.planning.recompute import can_replay
@@ -57,7 +56,7 @@ def scanned(steps: tuple[str, ...]) -> Any:
 def cheapest(residuals: list[Value], pairs: Pairs, price: float) -> float:
     """By trying every set of stored values."""
     (pair,) = pairs.by_consumer.values()
-    times = executions(pair.producer)
+    times = expected_executions(pair.producer)
     worth = max(price, 4.0)
     cone: dict[Value, None] = {}
     waiting = list(residuals)
@@ -103,7 +102,7 @@ def test_no_other_choice_costs_less(steps: tuple[str, ...], price: float) -> Non
     residuals = [forward.bodies[0].outputs[result.index] for result in stacked]
     residuals = list(dict.fromkeys(v for v in residuals if isinstance(v, Value) and v.nbytes))
     chosen = cut([(pair, value) for value in residuals], pairs, price)
-    times = executions(pair.producer)
+    times = expected_executions(pair.producer)
     worth = max(price, 4.0)
     found = sum(worth * (value.nbytes + 4096) * times for _, value in chosen.stored)
     operations = {value.producer for _, value in chosen.computed if value.producer is not None}
