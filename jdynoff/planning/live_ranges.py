@@ -17,7 +17,7 @@ import heapq
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
 from jdynoff.planning.rebuilt_ranges import rebuilt_ranges
-from jdynoff.planning.recompute import is_cheap
+from jdynoff.planning.recompute import is_cheap, is_elementwise
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, leaves, root
@@ -52,6 +52,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self.spilled_peak = 0
         self._totals: dict[Region, list[int]] = {}
+        self._takers: dict[Value, Operation | None] = {}
         self._peaks: dict[Region, int] = {}
         self._bounds: dict[Region, int] = {}
         self._reads: dict[Value, list[int]] = {}
@@ -147,9 +148,44 @@ class Simulation:
                 and owner.kind == "scan"
                 and value.index >= owner.spec.num_consts + owner.spec.num_carry
             )
-            return scanned or value in self.residency.late
-        # The step's outputs have buffers of their own, counted apart.
-        return not (value.region.owner is None and value.output_positions)
+            # What nothing reads as an array is a token here.
+            return (scanned or value in self.residency.late) and bool(self._positions(value))
+        # The step's outputs have buffers of their own, counted apart, and what an output is made
+        # from in place has the same one.
+        return not (self._is_result(value) or self._in_result(value))
+
+    def _is_result(self, value: Value) -> bool:
+        return value.region.owner is None and bool(value.output_positions)
+
+    def _in_result(self, value: Value) -> bool:
+        taker = self._taker(value)
+        while taker is not None:
+            value = taker.results[0]
+            if self._is_result(value):
+                return True
+            taker = self._taker(value)
+        return False
+
+    def _taker(self, value: Value) -> Operation | None:
+        """The elementwise operation whose result takes the place of `value`, which dies there."""
+        if value not in self._takers:
+            self._takers[value] = self._find_taker(value)
+        return self._takers[value]
+
+    def _find_taker(self, value: Value) -> Operation | None:
+        reads = self.residency.reads(value)
+        if not reads or value.producer is None or self.residency.is_output(value):
+            return None
+        last = reads[-1]
+        if not is_elementwise(last) or last.results[0].nbytes != value.nbytes:
+            return None
+        for operand in last.operands:
+            if isinstance(operand, Value) and operand.nbytes == value.nbytes:
+                if operand is value:
+                    return last
+                if self.residency.reads(operand)[-1:] == [last] and operand.producer is not None:
+                    return None  # an earlier operand dies there too
+        return None
 
     def _made(self, operation: Operation) -> int:
         return sum(result.nbytes for result in operation.results if self._counts(result))
@@ -177,7 +213,10 @@ class Simulation:
             first = positions[0]
         else:
             first = 0
-        return first, (positions[-1] if positions else first)
+        end = positions[-1] if positions else first
+        if end > first and self._taker(value) is not None:
+            end -= 1
+        return first, end
 
     def _walk(self, region: Region) -> tuple[int, int | None]:
         """The unspilled peak and the position at which it is reached."""

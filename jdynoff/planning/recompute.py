@@ -152,6 +152,11 @@ def can_replay(operation: Operation, price: float) -> bool:
     return operation.name in _CHEAP or (price > 0 and operation.name in _PRICED)
 
 
+def is_elementwise(operation: Operation) -> bool:
+    """Whether each element of the one result depends on the same element of each operand."""
+    return operation.name in _ELEMENTWISE and len(operation.results) == 1
+
+
 def is_cheap(operation: Operation, price: float = 0.0) -> bool:
     """Whether replaying `operation` costs less than moving what it makes.
 
