@@ -13,9 +13,10 @@ always the compiled figure of the least-memory program, never a simulated one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jdynoff._native import PAGE_BYTES
 from jdynoff.errors import BudgetError
@@ -28,14 +29,12 @@ from jdynoff.planning.machine import Machine
 from jdynoff.planning.pins import Pins
 from jdynoff.planning.plan import Compiled, Forecast, MemoryUse, Plan
 from jdynoff.planning.predict import Load, Model, Prediction
+from jdynoff.planning.prices import PRICES, cheapest
 from jdynoff.planning.profile import profile
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.program.graph import Program
 
-# Prices of a byte in FLOPs, where the user names none: nothing but layout again; elementwise;
-# attention logits and outer products; projections from 128 channels, from 256; everything.
-_PRICES = (-1.0, 0.0, 32.0, 72.0, 144.0, math.inf)
 # Least-memory programs are compared by simulation, which is not exact: among those within this
 # share of the least the fastest is taken.
 _SAME_PEAK = 1.05
@@ -118,14 +117,13 @@ class Search:
         self.compile_program = compile_program
         self.has_disk = has_disk
         self.pins = pins or {}
-        self.prices = _PRICES if price is None else (price,)
+        self.prices = PRICES if price is None else (price,)
         self.compiled: dict[int, Compiled] = {}
         self.programs: set[int] = set()  # of these, what this budget takes
         self.model = Model(program, machine)
         self.plain = Simulation(program, Decisions(), residency(program, Decisions()))
         self.plain_memory: MemoryUse | None = None
         self.minimum: _Candidate
-        self.recomputed: _Candidate  # everything that can be
         self.minimum_memory: MemoryUse | None = None
         unchanged = Decisions(min_bytes=min_bytes)
         self.unchanged = self.candidate(-1.0, unchanged, self.plain, self.plain.peak())
@@ -232,6 +230,11 @@ class Search:
         self.planning_seconds += time.perf_counter() - started
         return found
 
+    @functools.cached_property
+    def recomputed(self) -> _Candidate:
+        """Everything computed again that can be."""
+        return self.least_of(math.inf)
+
     def least_of(self, price: float) -> _Candidate:
         """Decisions of the least memory at a price."""
         found = self.decide(price, None)
@@ -243,7 +246,8 @@ class Search:
         if self.minimum_memory is not None:
             return self.compile(self.minimum)
         candidates = [self.least_of(price) for price in self.prices]
-        self.recomputed = candidates[-1] if len(candidates) > 1 else self.least_of(math.inf)
+        if len(candidates) > 1:
+            self.recomputed = candidates[-1]
         if len(self.prices) > 1:
             candidates.append(self.unchanged)  # a small step may need less than the pool
         peaks = {id(found): found.simulated + self.floor(found.decisions) for found in candidates}
@@ -264,13 +268,7 @@ class Search:
         while attempts > 0 and aim > 0:
             attempts -= 1
             allowance = self.minimum.simulated + aim
-            candidates = [
-                found
-                for price in prices
-                for keeping in (True, False)
-                if (found := self.decide(price, allowance, keeping)) is not None
-            ]
-            fastest = min(candidates, key=lambda found: found.prediction.step_seconds)
+            fastest = self.fastest(allowance, prices)
             least = self.minimum
             before = self.candidate(least.price, least.decisions, least.simulation, least.simulated)
             bar = _WORTHWHILE * before.prediction.step_seconds
@@ -283,6 +281,20 @@ class Search:
             aim -= int(_MISSED * excess)
             prices = (fastest.price,)
         return None
+
+    def fastest(self, allowance: int, prices: Sequence[float]) -> _Candidate:
+        """The decisions of the least predicted time within an allowance for the temporaries."""
+
+        def evaluate(price: float) -> tuple[float, _Candidate]:
+            found = self.decide(price, allowance, keeping=False)
+            kept = self.decide(price, allowance)
+            assert found is not None
+            if kept is not None and kept.prediction.step_seconds < found.prediction.step_seconds:
+                found = kept
+            return found.prediction.step_seconds, found
+
+        _, best = cheapest(evaluate, prices)
+        return best
 
     def choice(self, candidate: _Candidate, memory: MemoryUse, note: str) -> Choice:
         """The plan of a compiled candidate; raises `BudgetError` if it breaks the contract."""
@@ -378,7 +390,7 @@ def keep(decisions: Decisions, room: int) -> bool:
     kept = False
     for site in sorted(decisions.moved(), key=worth):
         offload = decisions.pinned(site.leaf) == "offload"
-        if site.value is None or site.total_bytes > room or offload:
+        if site.total_bytes > room or offload:
             continue
         site.kept = kept = True
         site.reason = "the budget has room for it"

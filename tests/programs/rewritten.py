@@ -87,8 +87,7 @@ def decide(
       price: FLOPs to pay for computing again rather than move one byte.
     """
     decisions = find_sites(program, min_bytes, price)
-    movable = [site for site in decisions.moved() if site.value is not None]
-    for site in keep(movable):
+    for site in keep(decisions.moved()):
         site.kept = True
     if share is not None:
         simulation = Simulation(program, decisions, residency(program, decisions))
