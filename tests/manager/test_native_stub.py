@@ -52,4 +52,5 @@ def test_every_handler_of_the_contract_is_there() -> None:
         "jdynoff_reload",
         "jdynoff_discard",
         "jdynoff_end",
+        "jdynoff_after",
     }
