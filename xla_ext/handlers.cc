@@ -9,7 +9,9 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "loop_stacks.h"
 #include "manager.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
@@ -154,6 +156,96 @@ ffi::Error After(ffi::AnyBuffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>
   return ffi::Error::Success();
 }
 
+// The stacks of loops. Their calls are ordered by the loop's own dataflow.
+
+using Sizes = ffi::Span<const std::int64_t>;
+
+std::span<const std::int64_t> AsSpan(Sizes sizes) { return {sizes.begin(), sizes.size()}; }
+
+ffi::Future AsFuture(const ffi::Promise& made, const Outcome& outcome) {
+  ffi::Promise promise = made;
+  ffi::Future future(promise);
+  if (!outcome.pending) Complete(promise, outcome.status);
+  return future;
+}
+
+Done CompleteLater(const ffi::Promise& promise) {
+  return [promise](const Status& result) mutable { Complete(promise, result); };
+}
+
+ffi::Error StackOpen(ffi::RunId run, std::int32_t device, Scalar, ffi::Result<Scalar> handle,
+                     Sizes sizes) {
+  if (InForkedChild()) return ToError(ForkedChildStatus());
+  return ToError(
+      LoopStacks::Get().Open({run.run_id, device}, AsSpan(sizes), *handle->typed_data()));
+}
+
+ffi::Future StackPush(Scalar handle, Scalar serial, ffi::RemainingArgs arguments,
+                      ffi::Result<Scalar> next_serial) {
+  const ffi::Promise promise;
+  std::vector<std::span<const std::byte>> values;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto value = arguments.get<ffi::AnyBuffer>(i);
+    if (!value.has_value()) return ffi::Future(value.error());
+    values.emplace_back(static_cast<const std::byte*>(value->untyped_data()), value->size_bytes());
+  }
+  *next_serial->typed_data() = *serial.typed_data() + 1;
+  return AsFuture(promise, LoopStacks::Get().Push(*handle.typed_data(), *serial.typed_data(),
+                                                  std::move(values), CompleteLater(promise)));
+}
+
+ffi::Future StackSeal(Scalar handle, Scalar serial, ffi::Result<Scalar> sealed) {
+  const ffi::Promise promise;
+  return AsFuture(promise, LoopStacks::Get().Seal(*handle.typed_data(), *serial.typed_data(),
+                                                  *sealed->typed_data(), CompleteLater(promise)));
+}
+
+ffi::Error StackClaim(Scalar handle, Scalar trips, ffi::RemainingArgs, ffi::Result<Scalar> claimed,
+                      Sizes sizes) {
+  if (InForkedChild()) return ToError(ForkedChildStatus());
+  LoopStacks::Get().Claim(*handle.typed_data(), *trips.typed_data(), AsSpan(sizes),
+                          *claimed->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Future StackPop(Scalar handle, Scalar serial, ffi::RemainingArgs,
+                     ffi::Result<Scalar> next_serial, ffi::RemainingRets results) {
+  const ffi::Promise promise;
+  std::vector<std::span<std::byte>> targets;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const auto target = results.get<ffi::AnyBuffer>(i);
+    if (!target.has_value()) return ffi::Future(target.error());
+    targets.emplace_back(static_cast<std::byte*>((*target)->untyped_data()),
+                         (*target)->size_bytes());
+  }
+  *next_serial->typed_data() = *serial.typed_data() - 1;
+  return AsFuture(promise, LoopStacks::Get().Pop(*handle.typed_data(), *serial.typed_data(),
+                                                 std::move(targets), CompleteLater(promise)));
+}
+
+XLA_FFI_DEFINE_HANDLER(kStackOpen, StackOpen,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<Scalar>()
+                           .Ret<Scalar>()
+                           .Attr<Sizes>("sizes"));
+
+XLA_FFI_DEFINE_HANDLER(kStackPush, StackPush,
+                       ffi::Ffi::Bind().Arg<Scalar>().Arg<Scalar>().RemainingArgs().Ret<Scalar>());
+
+XLA_FFI_DEFINE_HANDLER(kStackSeal, StackSeal,
+                       ffi::Ffi::Bind().Arg<Scalar>().Arg<Scalar>().Ret<Scalar>());
+
+XLA_FFI_DEFINE_HANDLER(
+    kStackClaim, StackClaim,
+    ffi::Ffi::Bind().Arg<Scalar>().Arg<Scalar>().RemainingArgs().Ret<Scalar>().Attr<Sizes>(
+        "sizes"));
+
+XLA_FFI_DEFINE_HANDLER(
+    kStackPop, StackPop,
+    ffi::Ffi::Bind().Arg<Scalar>().Arg<Scalar>().RemainingArgs().Ret<Scalar>().RemainingRets());
+
 XLA_FFI_DEFINE_HANDLER(
     kBegin, Begin,
     ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Ret<Scalar>());
@@ -205,6 +297,11 @@ const Handler (&Handlers()) [kHandlerCount] {
       {"jdynoff_discard", reinterpret_cast<void*>(kDiscard)},
       {"jdynoff_end", reinterpret_cast<void*>(kEnd)},
       {"jdynoff_after", reinterpret_cast<void*>(kAfter)},
+      {"jdynoff_stack_open", reinterpret_cast<void*>(kStackOpen)},
+      {"jdynoff_stack_push", reinterpret_cast<void*>(kStackPush)},
+      {"jdynoff_stack_seal", reinterpret_cast<void*>(kStackSeal)},
+      {"jdynoff_stack_claim", reinterpret_cast<void*>(kStackClaim)},
+      {"jdynoff_stack_pop", reinterpret_cast<void*>(kStackPop)},
   };
   return handlers;
 }

@@ -8,9 +8,9 @@ struct Handler {
   void* function;  // XLA_FFI_Handler*
 };
 
-inline constexpr int kHandlerCount = 6;
+inline constexpr int kHandlerCount = 11;
 
-// The custom-call targets, in the order begin, offload, reload, discard, end, after.
+// The custom-call targets: begin, offload, reload, discard, end, after, and those of loops' stacks.
 const Handler (&Handlers())[kHandlerCount];
 
 }  // namespace jdynoff

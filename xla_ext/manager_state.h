@@ -95,6 +95,7 @@ struct Manager::Ticket {
   std::uint64_t spill_reserved = 0;
   std::uint64_t spill_used = 0;
   int transfers = 0;  // jobs and copies in flight
+  int waiting = 0;    // offloads that wait for room, which any run's writes can make
   bool closing = false;
   Status write_failure;  // sticky: what cannot be written stays in the pool
   std::vector<std::shared_ptr<Run>> runs;

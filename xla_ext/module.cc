@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "handlers.h"
+#include "loop_stacks.h"
 #include "manager.h"
 #include "page_arena.h"
 #include "registry.h"
@@ -135,6 +136,20 @@ nb::dict Totals(const std::shared_ptr<Manager>& manager) {
   return result;
 }
 
+nb::dict LoopStackTotals() {
+  RefuseInForkedChild();
+  const LoopTotals totals = LoopStacks::Get().Totals();
+  nb::dict result;
+  result["live_stacks"] = totals.live_stacks;
+  result["top_bytes"] = totals.top_bytes;
+  result["opened"] = totals.opened;
+  result["frames_pushed"] = totals.frames_pushed;
+  result["frames_popped"] = totals.frames_popped;
+  result["dropped"] = totals.dropped;
+  result["missed"] = totals.missed;
+  return result;
+}
+
 void InjectFault(const std::shared_ptr<Manager>& manager, std::string_view kind, std::int64_t after,
                  std::int64_t count) {
   RefuseInForkedChild();
@@ -177,6 +192,16 @@ NB_MODULE(_native, m) {
         return result;
       },
       "XLA FFI handlers by custom-call target name, for jax.ffi.register_ffi_target.");
+
+  m.def(
+      "configure_loops",
+      [](std::shared_ptr<Manager> manager, std::uint64_t pool_bytes) {
+        RefuseInForkedChild();
+        LoopStacks::Get().Configure(std::move(manager), pool_bytes);
+      },
+      "manager"_a, "pool_bytes"_a,
+      "Where the stacks of loops go outside of managed steps, and their memory on each device.");
+  m.def("loop_totals", &LoopStackTotals, "What is on the stacks of loops, and has been.");
 
   m.def("shutdown_all", &ShutdownAllManagers, nb::call_guard<nb::gil_scoped_release>(),
         "Shut every manager down: what a step waits for fails, the I/O threads end.");

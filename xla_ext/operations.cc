@@ -147,6 +147,7 @@ Outcome Manager::Offload(RunKey key, std::span<const std::byte> source, std::uin
   op->waited = true;
   op->done = std::move(done);
   op->armed = true;
+  ++ticket.waiting;
   FailStuck(ticket);
   CompleteIfDone(*run);
   Wake();
@@ -362,6 +363,7 @@ void Manager::FinishOperation(Run& run, Operation& op) {
   }
   // A failed last reload has given up parts of the entry already.
   if (!op.is_offload && op.last_reader) FreeEntry(run, entry.token);
+  if (op.armed && op.is_offload) --ticket.waiting;
   if (op.armed) {
     SubmitCompletion([done = std::move(op.done), status = op.status] { done(status); });
   }

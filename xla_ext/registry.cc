@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "loop_stacks.h"
+
 namespace jdynoff {
 namespace {
 
@@ -18,6 +20,7 @@ struct Registry {
   std::map<std::uint32_t, std::shared_ptr<Manager>> by_ticket;
   std::map<RunKey, std::shared_ptr<Manager>> by_run;
   std::map<std::uint32_t, std::vector<RunKey>> runs_of_ticket;
+  std::map<RunKey, std::uint32_t> ticket_of_run;
   std::uint32_t last_ticket = 0;
 };
 
@@ -105,11 +108,15 @@ void CloseTicket(std::uint32_t ticket) {
     manager = found->second;
   }
   manager->Close(ticket);
+  LoopStacks::Get().TicketClosed(ticket);
   std::lock_guard lock(registry.mutex);
   registry.by_ticket.erase(ticket);
   if (const auto runs = registry.runs_of_ticket.find(ticket);
       runs != registry.runs_of_ticket.end()) {
-    for (RunKey key : runs->second) registry.by_run.erase(key);
+    for (RunKey key : runs->second) {
+      registry.by_run.erase(key);
+      registry.ticket_of_run.erase(key);
+    }
     registry.runs_of_ticket.erase(runs);
   }
 }
@@ -127,6 +134,7 @@ Status BeginRun(std::uint32_t ticket, RunKey key) {
   if (Status status = found->second->Begin(ticket, key); !status.ok()) return status;
   registry.by_run.insert_or_assign(key, found->second);
   registry.runs_of_ticket[ticket].push_back(key);
+  registry.ticket_of_run.insert_or_assign(key, ticket);
   return {};
 }
 
@@ -141,6 +149,16 @@ void ForgetRun(RunKey key) {
   Registry& registry = TheRegistry();
   std::lock_guard lock(registry.mutex);
   registry.by_run.erase(key);
+}
+
+std::shared_ptr<Manager> TicketOfRun(RunKey key, std::uint32_t& ticket) {
+  Registry& registry = TheRegistry();
+  std::lock_guard lock(registry.mutex);
+  const auto found = registry.ticket_of_run.find(key);
+  if (found == registry.ticket_of_run.end()) return nullptr;
+  ticket = found->second;
+  const auto manager = registry.by_ticket.find(ticket);
+  return manager == registry.by_ticket.end() ? nullptr : manager->second;
 }
 
 }  // namespace jdynoff

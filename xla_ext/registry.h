@@ -30,5 +30,7 @@ Status BeginRun(std::uint32_t ticket, RunKey key);
 // Null when no such run is open.
 std::shared_ptr<Manager> ManagerOfRun(RunKey key);
 void ForgetRun(RunKey key);
+// The same and its ticket, from the run's beginning until the ticket closes, even if it has ended.
+std::shared_ptr<Manager> TicketOfRun(RunKey key, std::uint32_t& ticket);
 
 }  // namespace jdynoff

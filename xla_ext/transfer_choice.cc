@@ -33,6 +33,8 @@ bool Manager::WantsWrite(const Ticket& ticket, const Run& run) const {
   const bool waiting =
       op != nullptr && op->is_offload && op->armed && op->next < op->entry->units.size();
   if (waiting) wanted = PagesFor(op->entry->units[op->next].bytes);
+  // Of another run of the ticket, whose own entries may all be written or read already.
+  if (ticket.waiting > 0) wanted = std::max<std::uint64_t>(wanted, PagesFor(UnitBytes(ticket)));
   if (Pushing(run)) wanted = std::max(wanted, LowWaterPages(ticket));
   const std::uint64_t coming =
       ticket.quota_pages - ticket.used_pages + ticket.clean_pages + ticket.writing_pages;
