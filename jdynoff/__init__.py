@@ -8,6 +8,7 @@ from jdynoff.errors import (
     TransferError,
     TransformError,
 )
+from jdynoff.loops.while_loop import while_loop
 from jdynoff.managed import Managed, managed
 from jdynoff.planning.plan import Plan, PlannedSite
 from jdynoff.runtime.stats import StepStats
@@ -26,4 +27,5 @@ __all__ = [
     "TransferError",
     "TransformError",
     "managed",
+    "while_loop",
 ]

@@ -17,10 +17,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax.interpreters import ad
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -183,8 +188,8 @@ def cond_branches(eqn: Any) -> tuple[Any, ...] | None:
 
 
 def while_spec(eqn: Any) -> WhileSpec | None:
-    """Splits a `while` equation, or None if `eqn` is not one."""
-    if eqn.primitive.name != "while":
+    """Splits a `while` or `jdynoff_while` equation, or None if `eqn` is neither."""
+    if eqn.primitive.name not in ("while", "jdynoff_while"):
         return None
     params = eqn.params
     if "cond_nconsts" in params:
@@ -325,3 +330,201 @@ def saveable_bytes(aval: Any) -> int:
 def shaped_array(shape: tuple[int, ...], dtype: Any) -> Any:
     """The abstract value of an array."""
     return _core.ShapedArray(shape, dtype)
+
+
+# For jdynoff.loops: jaxprs as functions, and the rules of its primitives
+
+
+def evaluate(closed: Any, *arguments: Any) -> list[Any]:
+    """Evaluates a closed jaxpr; under a trace, its equations are traced again."""
+    return list(jex_core.jaxpr_as_fun(closed)(*arguments))
+
+
+def out_avals(closed: Any) -> list[Any]:
+    """The abstract values of a closed jaxpr's results."""
+    return [atom.aval for atom in view(closed).outvars]
+
+
+def jaxpr_effects(closed: Any) -> Any:
+    """The JAX effects of a closed jaxpr (prints, callbacks)."""
+    return closed.effects
+
+
+def struct_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """An abstract value as `jax.make_jaxpr` takes it."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def trace(function: Any, avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of `function(*arrays)`, which returns a flat list, with its calls inline."""
+    structs = [struct_of(aval) for aval in avals]
+    closed = jax.make_jaxpr(function)(*structs)
+    return jax.make_jaxpr(lambda *arguments: _evaluate_inline(view(closed), arguments))(*structs)
+
+
+_INLINE = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+
+
+def _evaluate_inline(body: Body, arguments: Sequence[Any]) -> list[Any]:
+    def bind(eqn: Any, inputs: list[Any]) -> list[Any]:
+        if eqn.primitive.name not in _INLINE:
+            return bind_equation(eqn, inputs)
+        with equation_context(eqn):
+            return _evaluate_inline(view(called_body(eqn)), inputs)
+
+    return evaluate_with(body, arguments, bind)
+
+
+def evaluate_with(closed: Any, arguments: Sequence[Any], bind: Any) -> list[Any]:
+    """Evaluates a jaxpr, or the view of one, with `bind(eqn, inputs) -> results`."""
+    body = closed if isinstance(closed, Body) else view(closed)
+    environment: dict[Any, Any] = dict(zip(body.constvars, body.consts, strict=True))
+    environment.update(zip(body.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else environment[atom]
+
+    for eqn in body.eqns:
+        results = bind(eqn, [read(atom) for atom in eqn.invars])
+        environment.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in body.outvars]
+
+
+def restrict(closed: Any, outputs: Sequence[int]) -> tuple[Any, list[int]]:
+    """Keeps some results, in the given order, and what they need.
+
+    Returns:
+      The closed jaxpr, and the numbers of the inputs that it still has.
+    """
+    body = view(closed)
+    avals = [variable.aval for variable in body.invars]
+    chosen = jax.make_jaxpr(
+        lambda *arguments: [evaluate(closed, *arguments)[number] for number in outputs]
+    )(*map(struct_of, avals))
+    if isinstance(chosen, _core.Jaxpr):
+        jaxpr, used = _partial_eval.dce_jaxpr(chosen, True)
+        return jaxpr, [number for number, is_used in enumerate(used) if is_used]
+    jaxpr, used = _partial_eval.dce_jaxpr(chosen.jaxpr, [True] * len(outputs))
+    closed = _core.ClosedJaxpr(jaxpr, chosen.consts)
+    return closed, [number for number, is_used in enumerate(used) if is_used]
+
+
+def reached(closed: Any, start: Sequence[bool], *, inexact_only: bool) -> list[bool]:
+    """Which results depend on the inputs marked in `start`; conservative for nested bodies.
+
+    Args:
+      closed: the jaxpr.
+      start: one mark for each input.
+      inexact_only: whether what is not a floating-point number ends a dependence, as it does for a
+        derivative.
+    """
+    body = view(closed)
+    marked = {variable for variable, mark in zip(body.invars, start, strict=True) if mark}
+    for eqn in body.eqns:
+        if any(not is_literal(atom) and atom in marked for atom in eqn.invars):
+            marked.update(
+                variable
+                for variable in eqn.outvars
+                if not inexact_only or is_inexact(variable.aval)
+            )
+    return [not is_literal(atom) and atom in marked for atom in body.outvars]
+
+
+def is_inexact(aval: Any) -> bool:
+    """Whether values of this type have derivatives."""
+    return bool(jax.dtypes.issubdtype(aval.dtype, np.inexact))
+
+
+def plain_dtype(aval: Any) -> Any:
+    """The dtype whose bytes can be moved and that holds every value of `aval`'s; None for keys."""
+    if is_extended_dtype(aval):
+        return None
+    if aval.dtype.name not in _PACKED_DTYPES:
+        return aval.dtype
+    if jax.dtypes.issubdtype(aval.dtype, np.integer):
+        return np.dtype(np.int8)
+    return np.dtype(np.float32)
+
+
+def key_implementation(aval: Any) -> Any:
+    """The PRNG of a key's dtype, as `jax.random.wrap_key_data` takes it."""
+    return jax.random.key_impl(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+
+
+def lowering_platforms(ctx: Any) -> tuple[str, ...]:
+    """Where a lowering rule's program is going to run."""
+    return tuple(ctx.module_context.platforms)
+
+
+def define_dead_code_rule(primitive: Any, rule: Any) -> None:
+    """Registers `rule(used_outputs, eqn) -> (used inputs, equation or None)`."""
+
+    def with_liveness(used_outputs: Any, *rest: Any) -> Any:
+        return rule(list(used_outputs), rest[-1])  # 0.12 passes which inputs are live in between
+
+    _partial_eval.dce_rules[primitive] = with_liveness
+
+
+def replace_equation(eqn: Any, invars: Any, outvars: Any, primitive: Any, params: Any) -> Any:
+    """A copy of `eqn` that binds another primitive."""
+    return eqn.replace(
+        invars=list(invars), outvars=list(outvars), primitive=primitive, params=params
+    )
+
+
+def define_batching_rule(primitive: Any, rule: Any) -> None:
+    """Registers `rule(axis, arguments, dimensions, **params)`."""
+    _batching.fancy_primitive_batchers[primitive] = rule
+
+
+def batch(
+    closed: Any, axis: Any, batched: Sequence[bool], at_least: Sequence[bool]
+) -> tuple[Any, list[bool]]:
+    """Vectorises a jaxpr along a leading axis.
+
+    Args:
+      closed: the jaxpr.
+      axis: the axis that a batching rule was given.
+      batched: which inputs have it.
+      at_least: which results must have it.
+
+    Returns:
+      The jaxpr, and which of its results have the axis.
+    """
+    result, found = _batching.batch_jaxpr(closed, axis, list(batched), list(at_least))
+    return result, list(found)
+
+
+def to_front(value: Any, dimension: Any) -> Any:
+    """Moves the batch axis to the front; what has none stays."""
+    return value if dimension is None else jnp.moveaxis(value, dimension, 0)
+
+
+def along_axis(value: Any, axis: Any) -> Any:
+    """Repeats a value along a new leading batch axis."""
+    return jnp.broadcast_to(value, (axis.size, *value.shape))
+
+
+def is_unmapped(dimension: Any) -> bool:
+    """Whether a batching rule's operand has no batch axis."""
+    return dimension is None
+
+
+def zero_tangent(primal: Any) -> Any:
+    """The symbolic zero tangent of a value."""
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether a tangent or cotangent is a symbolic zero."""
+    return isinstance(tangent, ad.Zero)
+
+
+def instantiate(tangent: Any) -> Any:
+    """A tangent or cotangent as an array."""
+    return ad.instantiate_zeros(tangent)
+
+
+def is_linear_operand(operand: Any) -> bool:
+    """In a transposition: whether the operand is what the cotangent is for."""
+    return bool(ad.is_undefined_primal(operand))

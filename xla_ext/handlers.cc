@@ -162,15 +162,19 @@ using Sizes = ffi::Span<const std::int64_t>;
 
 std::span<const std::int64_t> AsSpan(Sizes sizes) { return {sizes.begin(), sizes.size()}; }
 
-ffi::Future AsFuture(const ffi::Promise& made, const Outcome& outcome) {
-  ffi::Promise promise = made;
+// Starts an operation that tells its end by calling what it is given.
+template <typename Start>
+ffi::Future Run(Start start) {
+  ffi::Promise promise;
   ffi::Future future(promise);
+  const Outcome outcome =
+      start([promise](const Status& result) mutable { Complete(promise, result); });
   if (!outcome.pending) Complete(promise, outcome.status);
   return future;
 }
 
-Done CompleteLater(const ffi::Promise& promise) {
-  return [promise](const Status& result) mutable { Complete(promise, result); };
+Status Unreadable(const ffi::Error& error) {
+  return {Code::kInternal, "XLA passed a buffer that cannot be read: " + error.message()};
 }
 
 ffi::Error StackOpen(ffi::RunId run, std::int32_t device, Scalar, ffi::Result<Scalar> handle,
@@ -182,22 +186,25 @@ ffi::Error StackOpen(ffi::RunId run, std::int32_t device, Scalar, ffi::Result<Sc
 
 ffi::Future StackPush(Scalar handle, Scalar serial, ffi::RemainingArgs arguments,
                       ffi::Result<Scalar> next_serial) {
-  const ffi::Promise promise;
-  std::vector<std::span<const std::byte>> values;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto value = arguments.get<ffi::AnyBuffer>(i);
-    if (!value.has_value()) return ffi::Future(value.error());
-    values.emplace_back(static_cast<const std::byte*>(value->untyped_data()), value->size_bytes());
-  }
-  *next_serial->typed_data() = *serial.typed_data() + 1;
-  return AsFuture(promise, LoopStacks::Get().Push(*handle.typed_data(), *serial.typed_data(),
-                                                  std::move(values), CompleteLater(promise)));
+  return Run([&](Done done) -> Outcome {
+    std::vector<std::span<const std::byte>> values;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      auto value = arguments.get<ffi::AnyBuffer>(i);
+      if (!value.has_value()) return {Unreadable(value.error())};
+      values.emplace_back(static_cast<const std::byte*>(value->untyped_data()),
+                          value->size_bytes());
+    }
+    *next_serial->typed_data() = *serial.typed_data() + 1;
+    return LoopStacks::Get().Push(*handle.typed_data(), *serial.typed_data(), std::move(values),
+                                  std::move(done));
+  });
 }
 
 ffi::Future StackSeal(Scalar handle, Scalar serial, ffi::Result<Scalar> sealed) {
-  const ffi::Promise promise;
-  return AsFuture(promise, LoopStacks::Get().Seal(*handle.typed_data(), *serial.typed_data(),
-                                                  *sealed->typed_data(), CompleteLater(promise)));
+  return Run([&](Done done) {
+    return LoopStacks::Get().Seal(*handle.typed_data(), *serial.typed_data(), *sealed->typed_data(),
+                                  std::move(done));
+  });
 }
 
 ffi::Error StackClaim(Scalar handle, Scalar trips, ffi::RemainingArgs, ffi::Result<Scalar> claimed,
@@ -210,17 +217,18 @@ ffi::Error StackClaim(Scalar handle, Scalar trips, ffi::RemainingArgs, ffi::Resu
 
 ffi::Future StackPop(Scalar handle, Scalar serial, ffi::RemainingArgs,
                      ffi::Result<Scalar> next_serial, ffi::RemainingRets results) {
-  const ffi::Promise promise;
-  std::vector<std::span<std::byte>> targets;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    const auto target = results.get<ffi::AnyBuffer>(i);
-    if (!target.has_value()) return ffi::Future(target.error());
-    targets.emplace_back(static_cast<std::byte*>((*target)->untyped_data()),
-                         (*target)->size_bytes());
-  }
-  *next_serial->typed_data() = *serial.typed_data() - 1;
-  return AsFuture(promise, LoopStacks::Get().Pop(*handle.typed_data(), *serial.typed_data(),
-                                                 std::move(targets), CompleteLater(promise)));
+  return Run([&](Done done) -> Outcome {
+    std::vector<std::span<std::byte>> targets;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      auto target = results.get<ffi::AnyBuffer>(i);
+      if (!target.has_value()) return {Unreadable(target.error())};
+      ffi::AnyBuffer& buffer = **target;
+      targets.emplace_back(static_cast<std::byte*>(buffer.untyped_data()), buffer.size_bytes());
+    }
+    *next_serial->typed_data() = *serial.typed_data() - 1;
+    return LoopStacks::Get().Pop(*handle.typed_data(), *serial.typed_data(), std::move(targets),
+                                 std::move(done));
+  });
 }
 
 XLA_FFI_DEFINE_HANDLER(kStackOpen, StackOpen,
