@@ -200,6 +200,18 @@ def while_spec(eqn: Any) -> WhileSpec | None:
     return WhileSpec(cond_consts, body_consts, params["cond_jaxpr"], params["body_jaxpr"])
 
 
+def uses_loop_stack(eqn: Any) -> bool:
+    """Whether `eqn` is a loop whose trips push values to the buffer manager, or pop them."""
+    return eqn.primitive.name in ("jdynoff_while_forward", "jdynoff_while_backward")
+
+
+def loop_frame_bytes(eqn: Any) -> int | None:
+    """Bytes that each trip of a forward loop pushes; None for a backward loop."""
+    if eqn.primitive.name != "jdynoff_while_forward":
+        return None
+    return sum(map(saveable_bytes, eqn.params["trip"].kept_avals))
+
+
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Binds `eqn`'s primitive to new inputs, keeping its source line and context."""
     bound = eqn.primitive.get_bind_params(eqn.params)

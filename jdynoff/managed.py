@@ -230,10 +230,10 @@ class Managed:
         book, plan = self._ledger, choice.plan
         manager = variant.manager
         if manager is None:
-            tiers = self._tiers if plan.spill_bytes else ()
+            tiers = self._tiers if choice.uses_disk else ()
             manager = variant.manager = manager_for(tiers, verify=self._verify)
         open_ticket = functools.partial(
-            manager.open, plan.pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes
+            manager.open, choice.ticket_pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes
         )
         flight = Flight(self, plan.device_peak_bytes, manager)
         try:
@@ -430,7 +430,7 @@ class Managed:
             number = next(self._numbers)
             candidate = dataclasses.replace(variant, candidate=decisions)
             self._variants[number] = candidate
-            ticket = _ANY_TICKET if decisions.moved() else None
+            ticket = _ANY_TICKET if decisions.calls_manager() else None
             lowered = self._call.lower(number, ticket, *args, **kwargs)
             started = time.perf_counter()
             memory = lowered.compile().memory_analysis()

@@ -70,11 +70,11 @@ def _bind(eqn: Any, inputs: list[Any]) -> list[Any]:
     spec = jax_compat.while_spec(eqn)
     if spec is None:
         return jax_compat.bind_equation(eqn, inputs)
-    with jax_compat.equation_context(eqn):
-        return while_p.bind(
-            *inputs,
-            cond_nconsts=spec.cond_num_consts,
-            body_nconsts=spec.body_num_consts,
-            cond_jaxpr=spec.cond,
-            body_jaxpr=spec.body,
-        )
+    # Not in the equation's context: the line that it knows is the one above.
+    return while_p.bind(
+        *inputs,
+        cond_nconsts=spec.cond_num_consts,
+        body_nconsts=spec.body_num_consts,
+        cond_jaxpr=spec.cond,
+        body_jaxpr=spec.body,
+    )

@@ -125,6 +125,7 @@ class Decisions:
     spills: list[Spill] = dataclasses.field(default_factory=list)
     min_bytes: int = 0
     price: float = 0.0  # FLOPs paid for computing again rather than move one byte
+    loops: bool = False  # the step has loops that keep values on the manager's stacks
     pins: Pins = dataclasses.field(default_factory=dict)  # what the user decided
 
     def pinned(self, value: Operand | None) -> Action | None:
@@ -135,3 +136,7 @@ class Decisions:
     def moved(self) -> list[Site]:
         """The sites whose values the manager takes."""
         return [site for site in self.sites if not site.kept]
+
+    def calls_manager(self) -> bool:
+        """Whether the step needs a ticket."""
+        return self.loops or bool(self.moved())

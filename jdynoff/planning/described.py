@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from jdynoff import jax_compat
 from jdynoff.planning.budget import format_bytes
 from jdynoff.planning.decisions import Decisions, Rebuild, Site
 from jdynoff.planning.live_ranges import LiveTensor
 from jdynoff.planning.plan import PlannedSite
+from jdynoff.program.graph import Program
 
 
 def describe(tensor: LiveTensor) -> str:
@@ -15,6 +17,28 @@ def describe(tensor: LiveTensor) -> str:
         f"{format_bytes(tensor.nbytes):>10}  {tensor.dtype}[{shape}]  "
         f"{tensor.source or 'argument of the step'}"
     )
+
+
+def planned_loops(program: Program) -> list[PlannedSite]:
+    """One entry for each `jdynoff.while_loop`; how many trips there are, only a run tells."""
+    planned = []
+    for operation in program.loops:
+        nbytes = jax_compat.loop_frame_bytes(operation.eqn)
+        if nbytes is not None:
+            planned.append(
+                PlannedSite(
+                    source=operation.source,
+                    shape=(nbytes,),
+                    dtype="uint8",
+                    entry_bytes=nbytes,
+                    entries=0,
+                    bytes=0,
+                    action="offload",
+                    tier="pool, then disk",
+                    reason="kept by each trip of a jdynoff.while_loop, of which no number is known",
+                )
+            )
+    return planned
 
 
 def planned_sites(decisions: Decisions, on_disk: bool) -> list[PlannedSite]:

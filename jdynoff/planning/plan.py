@@ -64,7 +64,7 @@ class PlannedSite:
       shape: of one entry.
       dtype: of one entry.
       entry_bytes: of one entry.
-      entries: how many the step holds at once at most.
+      entries: how many the step holds at once at most; 0 if only a run tells.
       bytes: `entry_bytes * entries`.
       action: "offload", "recompute" or "keep".
       tier: where its bytes go: "pool", "pool, then disk" or "xla".

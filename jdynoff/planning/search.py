@@ -23,7 +23,7 @@ from jdynoff.errors import BudgetError
 from jdynoff.planning.amounts import calls, held_bytes, offloaded_bytes, reloaded_bytes
 from jdynoff.planning.budget import MINIMUM, format_bytes
 from jdynoff.planning.decisions import Decisions, Site
-from jdynoff.planning.described import describe, planned_sites
+from jdynoff.planning.described import describe, planned_loops, planned_sites
 from jdynoff.planning.live_ranges import Simulation, executions
 from jdynoff.planning.machine import Machine
 from jdynoff.planning.pins import Pins
@@ -40,6 +40,11 @@ from jdynoff.program.graph import Program
 _SAME_PEAK = 1.05
 # The smallest pool: staging for writes on their way out and reads on their way in.
 _MIN_POOL_BYTES = 8 << 20
+# What a loop's trips keep is counted at run time only, so their pool is what the budget leaves, or
+# this share of it: two steps in flight then keep the budget together.
+_LOOPS_SHARE = 0.5
+# Frames that are packed and in no pool yet (`xla_ext/loop_stacks.cc`), most of them.
+_LOOP_TOPS_BYTES = 8 << 20
 # A simulated peak may be this many times XLA's figure (unrolled code, fused away); only beyond it
 # is compiling the unchanged step a waste.
 _SIMULATION_EXCESS = 3.0
@@ -64,7 +69,17 @@ class Choice:
     @property
     def moves(self) -> bool:
         """Whether the step calls the manager at all."""
-        return bool(self.decisions.moved())
+        return self.decisions.calls_manager()
+
+    @property
+    def ticket_pool_bytes(self) -> int:
+        """What the manager's arena may take of the plan's pool."""
+        return self.plan.pool_bytes - (_LOOP_TOPS_BYTES if self.decisions.loops else 0)
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether the pool may be too small for what the step moves."""
+        return self.decisions.loops or self.plan.spill_bytes > 0
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -146,17 +161,19 @@ class Search:
         if limit is not None and self.plain.peak() <= _SIMULATION_EXCESS * limit:
             attempts -= 1
             memory = self.compile_plain()
-            if memory.total_bytes <= limit:
+            floor = self.floor(self.unchanged.decisions)
+            if memory.total_bytes + floor <= limit:
                 if always_minimum:
                     self.compile_minimum()
                 note = (
                     f"the step needs {format_bytes(memory.total_bytes)} and the budget is "
-                    f"{format_bytes(limit)}: it fits without moving anything."
+                    f"{format_bytes(limit)}: it fits without moving anything"
+                    + (", except what its loops keep." if self.program.loops else ".")
                 )
                 return self.choice(self.unchanged, memory, note)
         memory = self.compile_minimum()
         decisions = self.minimum.decisions
-        if not decisions.moved() and not decisions.rebuilt and not decisions.spills:
+        if not decisions.calls_manager() and not decisions.rebuilt and not decisions.spills:
             note = (
                 f"nothing to move: no array of at least {format_bytes(self.min_bytes)} lives "
                 "from one part of the step to a distant one, or the pool would need more than "
@@ -187,6 +204,7 @@ class Search:
         self, price: float, decisions: Decisions, simulation: Simulation, simulated: int
     ) -> _Candidate:
         """Decisions with their predicted time."""
+        decisions.loops = bool(self.program.loops)
         floor, held = self.floor(decisions), held_bytes(decisions)
         pool = floor
         memory = self.minimum_memory
@@ -302,7 +320,11 @@ class Search:
         floor = self.floor(decisions)
         # Only programs that a search with that budget finds again: the one in between is made for
         # a budget and may happen to need less than the least-memory one.
-        known = [plain.total_bytes for plain in (self.plain_memory,) if plain is not None]
+        known = [
+            plain.total_bytes + self.floor(self.unchanged.decisions)
+            for plain in (self.plain_memory,)
+            if plain is not None
+        ]
         if self.minimum_memory is not None:
             least_floor = self.floor(self.minimum.decisions)
             known.append(self.minimum_memory.total_bytes + least_floor)
@@ -311,7 +333,11 @@ class Search:
             raise self.error(limit, least, decisions)
         held = held_bytes(decisions)
         room = floor if limit is None else limit - memory.total_bytes
-        pool = max(floor, min(room, held) // PAGE_BYTES * PAGE_BYTES)
+        wanted = held
+        if decisions.loops:
+            spare = max(room - held, 0)
+            wanted += int(spare * _LOOPS_SHARE) if self.has_disk else spare
+        pool = max(floor, min(room, wanted) // PAGE_BYTES * PAGE_BYTES)
         on_disk = held > pool
         offloaded, reloaded = offloaded_bytes(decisions), reloaded_bytes(decisions)
         compiled = self.compiled[id(decisions)]
@@ -334,7 +360,7 @@ class Search:
             reloaded_bytes=reloaded,
             disk_written_bytes=offloaded if on_disk else 0,
             forecast=self.forecast(candidate),
-            sites=tuple(planned_sites(decisions, on_disk)),
+            sites=(*planned_loops(self.program), *planned_sites(decisions, on_disk)),
             note=note,
             warnings=tuple(self.program.warnings),
             profile=profile(candidate.simulation, self.program.top),
@@ -364,6 +390,8 @@ class Search:
     def floor(self, decisions: Decisions) -> int:
         """The smallest pool that the decisions can run with."""
         held = held_bytes(decisions)
+        if self.program.loops:
+            return (_MIN_POOL_BYTES if self.has_disk else held + _MIN_POOL_BYTES) + _LOOP_TOPS_BYTES
         return min(held, _MIN_POOL_BYTES) if self.has_disk else held
 
     def error(self, limit: int, least: int, decisions: Decisions) -> BudgetError:

@@ -30,7 +30,7 @@ def build(closed_jaxpr: Any) -> Program:
     """
     builder = _Builder()
     top = builder.region(jax_compat.remove_dead_code(closed_jaxpr), None, "step")
-    program = Program(top, builder.regions, builder.warnings(top))
+    program = Program(top, builder.regions, builder.loops, builder.warnings(top))
     sink_constants(program)
     return program
 
@@ -38,6 +38,7 @@ def build(closed_jaxpr: Any) -> Program:
 class _Builder:
     def __init__(self) -> None:
         self.regions: list[Region] = []
+        self.loops: list[Operation] = []
         self.checkpoints: list[tuple[str, int]] = []
         self.equations = 0
 
@@ -119,6 +120,10 @@ class _Builder:
                 self.region(loop.cond, operation, "while cond"),
                 self.region(loop.body, operation, "while body"),
             )
+        elif jax_compat.uses_loop_stack(eqn):
+            # Not a plain operation: it must not be computed again elsewhere.
+            operation.kind = "loop"
+            self.loops.append(operation)
         return operation
 
     def barrier(

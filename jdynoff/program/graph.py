@@ -50,7 +50,7 @@ class Operation:
 
     eqn: Any
     name: str
-    kind: str  # "plain", "scan", "cond", "while" or "barrier"
+    kind: str  # "plain", "scan", "cond", "while", "barrier", or "loop": of `jdynoff.while_loop`
     operands: list[Operand]
     results: list[Value]
     region: Region
@@ -88,4 +88,5 @@ class Program:
 
     top: Region
     regions: list[Region]  # outermost first
+    loops: list[Operation]  # that keep values on stacks of the manager, however many
     warnings: list[str]  # constructs that make managing pointless, with their source line

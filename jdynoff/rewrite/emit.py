@@ -84,10 +84,12 @@ class _Emitter:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.serial: Any = None
+        self.first_serial: Any = None
         self.arguments: dict[Value, Any] = {}
 
     def step(self, top: Region, ticket: Any, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
         self.serial = transfer.begin(ticket) if ticket is not None else None
+        self.first_serial = self.serial
         self.arguments = dict(zip(top.inputs, arguments, strict=True))
         scope = _Scope(top, dict(self.arguments), {})
         self.operations(scope)
@@ -103,6 +105,10 @@ class _Emitter:
             if operation.kind == "barrier":
                 inputs = self.operands(scope, operation)
                 results = list(lax.optimization_barrier(tuple(inputs)))
+            elif operation.kind == "loop" and self.first_serial is not None:
+                # Its stack is opened after the run has begun, and is then a part of it.
+                inputs = [self.first_serial, *self.operands(scope, operation)[1:]]
+                results = jax_compat.bind_equation(operation.eqn, inputs)
             elif operation not in self.tables.touched:
                 inputs = self.operands(scope, operation)
                 results = jax_compat.bind_equation(operation.eqn, inputs)

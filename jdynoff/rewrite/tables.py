@@ -61,6 +61,8 @@ def build_tables(
         for operation in spill.evictions:
             tables.evict[operation].append(spill)
         _touch_around(spill.value.region, tables)
+    for loop in program.loops:
+        _touch_around(loop.region, tables)
     for operation in list(tables.touched):
         _touch_around(operation.region, tables)
     return tables
