@@ -410,9 +410,12 @@ def restrict(closed: Any, outputs: Sequence[int]) -> tuple[Any, list[int]]:
     """
     body = view(closed)
     avals = [variable.aval for variable in body.invars]
-    chosen = jax.make_jaxpr(
-        lambda *arguments: [evaluate(closed, *arguments)[number] for number in outputs]
-    )(*map(struct_of, avals))
+
+    def choose(*arguments: Any) -> list[Any]:
+        results = evaluate(closed, *arguments)
+        return [results[number] for number in outputs]
+
+    chosen = jax.make_jaxpr(choose)(*map(struct_of, avals))
     if isinstance(chosen, _core.Jaxpr):
         jaxpr, used = _partial_eval.dce_jaxpr(chosen, True)
         return jaxpr, [number for number, is_used in enumerate(used) if is_used]
