@@ -113,8 +113,7 @@ def backward_loop(anchor: Any, handle: Any, trips: Any, *operands: Any, trip: Tr
 
     num_consts = len(trip.active_consts)
     sums = [
-        jnp.zeros(aval.shape, aval.dtype)
-        for aval in jax_compat.out_avals(trip.back)[:num_consts]
+        jnp.zeros(aval.shape, aval.dtype) for aval in jax_compat.out_avals(trip.back)[:num_consts]
     ]
 
     def iteration(carried: Any) -> Any:

@@ -191,9 +191,7 @@ def _forward_batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, t
     return results, [*_dims(carry), None, None]
 
 
-def _backward_batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, trip: Trip
-) -> Any:
+def _backward_batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, trip: Trip) -> Any:
     if not all(map(jax_compat.is_unmapped, dims[:3])):
         raise TransformError(_PREDICATE.format(where=_AROUND))
     operands = list(map(jax_compat.to_front, operands, dims))

@@ -45,6 +45,7 @@ class Trip:
 
     @property
     def num_carry(self) -> int:
+        """How many values the loop carries."""
         return len(jax_compat.view(self.step).invars) - self.num_consts
 
     @property

@@ -1,0 +1,1 @@
+"""A recurrent network over series of different lengths: who speaks the vowel?"""
