@@ -1,6 +1,6 @@
 """Trains the recurrent network on JapaneseVowels, plain or managed.
 
-    python -m models.vowels.train [--budget min] [--epochs 40]
+python -m models.vowels.train [--budget min] [--epochs 40]
 """
 
 from __future__ import annotations
