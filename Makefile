@@ -19,10 +19,11 @@ OTHER_VENV = $(VENV)-other
 NATIVE_SOURCES := CMakeLists.txt $(wildcard xla_ext/*.cc xla_ext/*.h)
 # What a second version of Python and JAX can break: everything that touches jaxprs or the module.
 OTHER_TESTS = $(wildcard tests/manager tests/rewrite tests/managed tests/planning tests/program \
-    tests/targets)
+    tests/targets tests/loops)
 # Not here: `table` runs most of these again, `alphafold_memory` takes JAX's CUDA plugin, and
 # `alphafold_training` half an hour and more.
-BENCHMARKS = memory alphafold_trunk memory_limit beyond_memory call_overhead spill_bandwidth
+BENCHMARKS = memory alphafold_trunk memory_limit beyond_memory call_overhead spill_bandwidth \
+    while_loop
 
 export CMAKE_BUILD_PARALLEL_LEVEL = $(BUILD_JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

@@ -172,7 +172,7 @@ def _time(trips: int, ours: Timing, other: Timing, name: str) -> Claim:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; see the module's documentation."""
     options = parse(__doc__, argv)
-    claims = compare(_QUICK if options.quick else _FULL, 5 if options.quick else 9)
+    claims = compare(_QUICK if options.quick else _FULL, 15)
     return report("Loops with a data-dependent number of trips", claims, options.json)
 
 

@@ -463,7 +463,8 @@ def plain_dtype(aval: Any) -> Any:
 
 def key_implementation(aval: Any) -> Any:
     """The PRNG of a key's dtype, as `jax.random.wrap_key_data` takes it."""
-    return jax.random.key_impl(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    described: Any = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.random.key_impl(described)
 
 
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:

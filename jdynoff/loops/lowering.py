@@ -68,7 +68,7 @@ def _push_trips(
     trip: Trip, anchor: Any, consts: Sequence[Any], init: list[Any], test: Any
 ) -> list[Any]:
     keeps = bool(trip.kept_avals)
-    handle = stack.open_stack(anchor, trip.kept_avals) if keeps else _NONE
+    handle: Any = stack.open_stack(anchor, trip.kept_avals) if keeps else _NONE
 
     def iteration(carried: Any) -> Any:
         state, trips = carried
