@@ -461,12 +461,6 @@ def plain_dtype(aval: Any) -> Any:
     return np.dtype(np.float32)
 
 
-def key_implementation(aval: Any) -> Any:
-    """The PRNG of a key's dtype, as `jax.random.wrap_key_data` takes it."""
-    described: Any = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return jax.random.key_impl(described)
-
-
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:
     """Where a lowering rule's program is going to run."""
     return tuple(ctx.module_context.platforms)

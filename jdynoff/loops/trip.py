@@ -5,6 +5,7 @@
 - *invariants* follow from the body's constants alone (captured weights, their transposes and
   casts): computed once for all trips, from the constants;
 - *kept* values are pushed in each trip;
+- what one cheap operation makes of kept values and invariants is made again (tanh's slope);
 - what the backward pass turns out not to use is neither.
 
 The trap: an equation that wraps a whole jaxpr hides which of its results depend on what, so calls
@@ -21,6 +22,35 @@ import jax
 from jax import lax
 
 from jdynoff import jax_compat
+
+_CHEAP = frozenset(
+    {
+        "abs",
+        "add",
+        "and",
+        "convert_element_type",
+        "cos",
+        "div",
+        "eq",
+        "ge",
+        "gt",
+        "integer_pow",
+        "le",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "or",
+        "select_n",
+        "sign",
+        "sin",
+        "square",
+        "sub",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -102,18 +132,18 @@ def differentiate(
         chosen = [arguments[position] for position in positions]
         _, transpose, outputs = jax.vjp(of_active, *chosen, has_aux=True)
         leaves, structure = jax.tree.flatten(transpose)
-        pullback[:] = [structure, [jax.typeof(leaf) for leaf in leaves]]
+        pullback[:] = [structure, [jax.typeof(leaf) for leaf in leaves], _generators(leaves)]
         return [*outputs, *map(_encode, leaves)]
 
     everything = jax_compat.trace(forwards, avals)
-    structure, residuals = pullback
+    structure, residuals, generators = pullback
     cotangents = [avals[num_consts + number] for number in active_carry]
     encoded = jax_compat.out_avals(everything)[num_carry:]
 
     def backwards(*arguments: Any) -> list[Any]:
         leaves = [
-            _decode(value, aval)
-            for value, aval in zip(arguments[: len(residuals)], residuals, strict=True)
+            _decode(value, aval, generator)
+            for value, aval, generator in zip(arguments, residuals, generators, strict=False)
         ]
         return list(jax.tree.unflatten(structure, leaves)(list(arguments[len(residuals) :])))
 
@@ -123,6 +153,8 @@ def differentiate(
 
     kept = sorted({place for kind, place in sources.values() if kind == "kept"})
     invariant = sorted({place for kind, place in sources.values() if kind == "invariant"})
+    made_again = _made_again(everything, kept, invariant)
+    kept = [place for place in kept if place not in made_again]
     hoist, used = jax_compat.restrict(everything, invariant)
     assert all(number < num_consts for number in used), "an invariant depends on the carry"
     step, step_inputs = jax_compat.restrict(everything, [*range(num_carry), *kept])
@@ -130,8 +162,12 @@ def differentiate(
 
     def backwards_from_kept(*arguments: Any) -> list[Any]:
         given = arguments[len(places) :]
+        values = {place: arguments[number] for place, number in places.items()}
+        for place, (eqn, inputs) in made_again.items():
+            read = [values[where] if held else where for held, where in inputs]
+            (values[place],) = jax_compat.bind_equation(eqn, read)
         leaves = [
-            arguments[places[sources[number][1]]]
+            values[sources[number][1]]
             if number in sources and sources[number][0] != "literal"
             else _fill(sources.get(number), aval)
             for number, aval in enumerate(encoded)
@@ -173,6 +209,37 @@ def _sort(
     return sources
 
 
+def _made_again(
+    everything: Any, kept: Sequence[int], invariant: Sequence[int]
+) -> dict[int, tuple[Any, list[tuple[bool, Any]]]]:
+    """Kept values that need not be: each one's equation and where its operands are held.
+
+    An operand is (True, the result that holds it) or (False, a literal's value). What is made again
+    is no operand of another, so that any order will do.
+    """
+    body = jax_compat.view(everything)
+    producers = {variable: eqn for eqn in body.eqns for variable in eqn.outvars}
+    held = {body.outvars[place]: place for place in [*kept, *invariant]}
+    needed: set[Any] = set()
+    found: dict[int, tuple[Any, list[tuple[bool, Any]]]] = {}
+    for place in kept:
+        eqn = producers.get(body.outvars[place])
+        if eqn is None or eqn.primitive.name not in _CHEAP or body.outvars[place] in needed:
+            continue
+        variables = [atom for atom in eqn.invars if not jax_compat.is_literal(atom)]
+        if any(atom not in held or held[atom] in found for atom in variables):
+            continue
+        needed.update(variables)
+        found[place] = (
+            eqn,
+            [
+                (False, atom.val) if jax_compat.is_literal(atom) else (True, held[atom])
+                for atom in eqn.invars
+            ],
+        )
+    return found
+
+
 def _with_all_inputs(closed: Any, used: Sequence[int], avals: Sequence[Any]) -> Any:
     return jax.make_jaxpr(
         lambda *arguments: jax_compat.evaluate(closed, *(arguments[number] for number in used))
@@ -192,8 +259,16 @@ def _encode(value: Any) -> Any:
     return value if dtype == value.dtype else value.astype(dtype)
 
 
-def _decode(value: Any, aval: Any) -> Any:
+def _generators(values: Sequence[Any]) -> list[Any]:
+    """The PRNG of each value that is a key."""
+    return [
+        jax.random.key_impl(value) if jax_compat.is_extended_dtype(value) else None
+        for value in values
+    ]
+
+
+def _decode(value: Any, aval: Any, generator: Any) -> Any:
     dtype = jax_compat.plain_dtype(aval)
     if dtype is None:
-        return jax.random.wrap_key_data(value, impl=jax_compat.key_implementation(aval))
+        return jax.random.wrap_key_data(value, impl=generator)
     return value if dtype == aval.dtype else value.astype(aval.dtype)

@@ -145,12 +145,12 @@ def test_weak_types_and_captured_arrays_work_as_in_jax() -> None:
     assert jax.jit(power)(2.0, 5).dtype == jnp.float32
     close(
         jax.jit(jax.grad(lambda x: jnp.sum(shifted(x))))(1.5),
-        jax.grad(lambda x: jnp.sum((jnp.ones(4) * x + table) * x + table))(1.5),
+        jax.grad(lambda x: jnp.sum(jnp.ones(4) * x + table))(1.5),
     )
 
 
 def test_a_wrong_body_gets_jaxs_own_error() -> None:
-    with pytest.raises(TypeError, match="body_fun output and input must have identical types"):
+    with pytest.raises(TypeError, match="carry input and carry output must have"):
         jax.jit(lambda x: jdynoff.while_loop(lambda c: c[0] < 3, lambda c: (c[0], c), (x, x)))(1.0)
 
 
