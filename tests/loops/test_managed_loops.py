@@ -59,7 +59,7 @@ W, X = normal(0, WIDTH, WIDTH) * 0.1, normal(1, 512, WIDTH)
 @pytest.mark.parametrize("loss", [simple, layered])
 @pytest.mark.parametrize("budget", ["min", "48MiB"])
 def test_a_managed_step_has_the_same_results_within_its_budget(loss: Any, budget: str) -> None:
-    plain = step_of(loss)(W, X, 64)
+    plain = jax.block_until_ready(step_of(loss)(W, X, 64))
     managed = jdynoff.managed(step_of(loss), budget=budget)
     with Counted() as counted:
         got = managed(W, X, 64)
