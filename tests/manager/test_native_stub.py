@@ -53,4 +53,9 @@ def test_every_handler_of_the_contract_is_there() -> None:
         "jdynoff_discard",
         "jdynoff_end",
         "jdynoff_after",
+        "jdynoff_stack_open",
+        "jdynoff_stack_push",
+        "jdynoff_stack_seal",
+        "jdynoff_stack_claim",
+        "jdynoff_stack_pop",
     }
