@@ -117,8 +117,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("function", metavar="FUNCTION", help="module:function")
     plan.add_argument(
         "--budget",
-        help='"8GiB", a number of bytes, or "min"; default: what the device has (not for a '
-        "described one)",
+        help='"8GiB", a number of bytes, or "min"; default: what the device has',
     )
     plan.add_argument("--target", help="a described GPU that need not be there, e.g. h200")
     plan.add_argument(

@@ -18,7 +18,7 @@ import jax
 from jdynoff.errors import BudgetError, ConfigurationError
 from jdynoff.managed import Managed, managed
 from jdynoff.planning.plan import Plan
-from jdynoff.targets import described_sharding
+from jdynoff.targets import described_sharding, memory_bytes
 
 _LARGEST_SIZE = 1 << 20
 
@@ -83,7 +83,10 @@ class Question:
         if self.target is not None:
             args, kwargs = described((args, kwargs), self.target)
         if not isinstance(step, Managed):
-            step = managed(step, budget=self.budget)
+            budget = self.budget
+            if budget is None and self.target is not None:
+                budget = memory_bytes(self.target)
+            step = managed(step, budget=budget)
         return step.plan(*args, **kwargs)
 
     def largest(self, report: Callable[[int, Plan | None], None]) -> tuple[int, Plan] | None:

@@ -57,13 +57,33 @@ class Machine:
 ASSUMED_CPU = Machine("a CPU", 4e10, 1e10, 2e9, 5e9, 1e9, 1e9, 5e-6)
 """Two cores and an NVMe disk; for a machine that was not measured."""
 
-# Two thirds of the data sheets' float32 rate and bandwidth, which is what large products and copies
-# reach; links at 85% of their nominal rate (PCIe 4.0 x16: 32 GB/s each way, 5.0 x16: 64).
+
+def _gpu(name: str, flops: float, memory: float, link: float) -> Machine:
+    """From a data sheet: float32 FLOP/s, memory bandwidth, and the link's rate each way.
+
+    Two thirds of the first two are what large products and copies reach, 85% of the last.
+    """
+    return Machine(
+        name=name,
+        flops_per_second=flops * 2 / 3,
+        memory_bytes_per_second=memory * 2 / 3,
+        fresh_bytes_per_second=math.inf,
+        copy_bytes_per_second=math.inf,
+        out_bytes_per_second=link * 0.85,
+        back_bytes_per_second=link * 0.85,
+        call_seconds=1e-5,
+        origin="described",
+    )
+
+
+# By what the device's name has to contain; PCIe 4.0 and 5.0 with 16 lanes.
 DESCRIBED = {
-    "NVIDIA H200": Machine(
-        "NVIDIA H200", 4.5e13, 3.2e12, math.inf, math.inf, 55e9, 55e9, 1e-5, "described"
-    ),
+    ("H200",): _gpu("NVIDIA H200", 67e12, 4.8e12, 64e9),
+    ("H100",): _gpu("NVIDIA H100 SXM", 67e12, 3.35e12, 64e9),
+    ("A100", "80GB"): _gpu("NVIDIA A100 80 GB", 19.5e12, 2.039e12, 32e9),
+    ("A100",): _gpu("NVIDIA A100 40 GB", 19.5e12, 1.555e12, 32e9),
 }
+ASSUMED_GPU = dataclasses.replace(DESCRIBED[("A100",)], name="a GPU", origin="assumed")
 
 
 def machine_file() -> Path:
@@ -88,5 +108,9 @@ def read_machine(path: Path | None = None) -> Machine:
 
 
 def machine_of(device: Any) -> Machine:
-    """The figures of a device; those of this machine's CPU for what is not described."""
-    return DESCRIBED.get(getattr(device, "device_kind", "")) or read_machine()
+    """The figures of a device: described, assumed for another GPU, measured for this CPU."""
+    kind = str(getattr(device, "device_kind", ""))
+    for words, machine in DESCRIBED.items():
+        if all(word in kind for word in words):
+            return machine
+    return read_machine() if device.platform == "cpu" else ASSUMED_GPU

@@ -12,6 +12,7 @@ The trap: nothing can run there, so only shapes go in and only memory figures co
 from __future__ import annotations
 
 import os
+import re
 from importlib import resources
 from typing import Any
 
@@ -30,6 +31,25 @@ def names() -> list[str]:
     )
 
 
+def memory_bytes(target: str) -> int:
+    """The device memory of a described GPU.
+
+    Raises:
+        ConfigurationError: if the target is not known.
+    """
+    found = re.search(r"device_memory_size: (\d+)", _description(target))
+    assert found is not None
+    return int(found.group(1))
+
+
+def _description(target: str) -> str:
+    if target not in names():
+        raise ConfigurationError(
+            f"there is no description of {target!r}; there are: {', '.join(names())}."
+        )
+    return resources.files(__package__).joinpath(f"{target}.txtpb").read_text()
+
+
 def described_sharding(target: str) -> Any:
     """A sharding on one described, absent GPU.
 
@@ -42,11 +62,7 @@ def described_sharding(target: str) -> Any:
     Raises:
         ConfigurationError: if the target is not known or JAX's CUDA plugin is not installed.
     """
-    if target not in names():
-        raise ConfigurationError(
-            f"there is no description of {target!r}; there are: {', '.join(names())}."
-        )
-    text = resources.files(__package__).joinpath(f"{target}.txtpb").read_text()
+    text = _description(target)
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
         topology = topologies.get_topology_desc(

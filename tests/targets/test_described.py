@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,13 +11,33 @@ import pytest
 import jdynoff
 from benchmarks.table import has_cuda_plugin
 from jdynoff import targets
+from jdynoff.planning.machine import machine_of
 from tests.programs.example import descend, layer
 
 DEPTH, WIDTH, ROWS = 8, 128, 1024
 
 
-def test_the_h200_is_described() -> None:
-    assert "h200" in targets.names()
+def test_targets_are_described_with_their_memory() -> None:
+    assert {"h200", "h100-80", "a100-40", "a100-80"} <= set(targets.names())
+    sizes = {name: targets.memory_bytes(name) for name in targets.names()}
+    assert sizes["a100-40"] == 40 << 30
+    assert sizes["h200"] > sizes["h100-80"] >= sizes["a100-80"] > sizes["a100-40"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H200 141GB HBM3e", "NVIDIA H200"),
+        ("NVIDIA H200", "NVIDIA H200"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80 GB"),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100 40 GB"),
+        ("something new", "a GPU"),
+    ],
+)
+def test_rates_are_those_of_the_device(kind: str, name: str) -> None:
+    machine = machine_of(types.SimpleNamespace(device_kind=kind, platform="gpu"))
+    assert machine.name == name
+    assert machine.flops_per_second > 1e13
 
 
 def test_an_unknown_device_is_refused_and_the_known_ones_are_named() -> None:
