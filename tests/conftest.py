@@ -25,7 +25,9 @@ def spill_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def default_spill_directory(
     spill_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Keeps tests that name no tier out of the user's directories."""
+    """Keeps tests out of the user's directories."""
     monkeypatch.setenv("JDYNOFF_SPILL_DIR", str(spill_directory))
+    monkeypatch.setenv("JDYNOFF_PLAN_CACHE", "off")
+    monkeypatch.setenv("JDYNOFF_MACHINE_FILE", str(spill_directory.parent / "no-machine.json"))
     yield
     assert not list(spill_directory.iterdir()), "a spill file has a name"

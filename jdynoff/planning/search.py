@@ -18,6 +18,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+import jax
+
 from jdynoff._native import PAGE_BYTES
 from jdynoff.errors import BudgetError
 from jdynoff.planning.amounts import calls, held_bytes, offloaded_bytes, reloaded_bytes
@@ -31,6 +33,7 @@ from jdynoff.planning.plan import Compiled, Forecast, MemoryUse, Plan
 from jdynoff.planning.predict import Load, Model, Prediction
 from jdynoff.planning.prices import PRICES, cheapest
 from jdynoff.planning.profile import profile
+from jdynoff.planning.remembered import Recipe, Remembered, fingerprint
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.program.graph import Program
@@ -91,6 +94,8 @@ class _Candidate:
     simulation: Simulation
     simulated: int  # peak of the temporaries, in bytes
     prediction: Prediction
+    allowance: int | None = None
+    keeping: bool = False
 
 
 class Search:
@@ -133,6 +138,16 @@ class Search:
         self.has_disk = has_disk
         self.pins = pins or {}
         self.prices = PRICES if price is None else (price,)
+        self.remembered = Remembered()
+        self.conditions = (
+            min_bytes,
+            price,
+            [(operation.position, action) for operation, action in self.pins.items()],
+            has_disk,
+            machine,
+            jax.__version__,
+        )
+        self.chosen: _Candidate
         self.compiled: dict[int, Compiled] = {}
         self.programs: set[int] = set()  # of these, what this budget takes
         self.model = Model(program, machine)
@@ -155,8 +170,48 @@ class Search:
         Raises:
           BudgetError: if even the least-memory program does not fit.
         """
-        limit = self.limit = None if budget == MINIMUM else int(budget)
+        self.limit = None if budget == MINIMUM else int(budget)
         self.programs.clear()
+        key = fingerprint(self.program, budget, always_minimum, *self.conditions)
+        recipe = self.remembered.read(key)
+        choice = None if recipe is None else self.repeat(recipe)
+        if choice is not None:
+            return choice
+        choice = self.search(always_minimum)
+        found = self.chosen
+        self.remembered.write(
+            key,
+            Recipe(
+                unchanged=found is self.unchanged,
+                price=found.price,
+                allowance=found.allowance,
+                keeping=found.keeping,
+                least_bytes=choice.plan.min_feasible_bytes,
+                note=choice.plan.note,
+            ),
+        )
+        return choice
+
+    def repeat(self, recipe: Recipe) -> Choice | None:
+        """Decides as in an earlier process; None if that does not keep the budget any more."""
+        if recipe.unchanged:
+            found: _Candidate | None = self.unchanged
+        else:
+            found = self.decide(recipe.price, recipe.allowance, recipe.keeping)
+        if found is None:
+            return None
+        memory = self.compile(found)
+        if found is self.unchanged:
+            self.plain_memory = memory
+        needed = memory.total_bytes + self.floor(found.decisions)
+        least = needed if self.limit is None else recipe.least_bytes
+        if self.limit is not None and needed > self.limit:
+            return None
+        return self.choice(found, memory, recipe.note, least)
+
+    def search(self, always_minimum: bool) -> Choice:
+        """Chooses anew."""
+        limit = self.limit
         attempts = _MOST_COMPILES - 1
         if limit is not None and self.plain.peak() <= _SIMULATION_EXCESS * limit:
             attempts -= 1
@@ -245,6 +300,7 @@ class Search:
             simulation = Simulation(self.program, decisions, residency(self.program, decisions))
         decisions.spills = simulation.spill(least if allowance is None else max(least, allowance))
         found = self.candidate(price, decisions, simulation, simulation.spilled_peak)
+        found.allowance, found.keeping = allowance, keeping
         self.planning_seconds += time.perf_counter() - started
         return found
 
@@ -263,7 +319,9 @@ class Search:
         """Compiles the candidate of least memory, the fastest of about the least, once."""
         if self.minimum_memory is not None:
             return self.compile(self.minimum)
-        candidates = [self.least_of(price) for price in self.prices]
+        # Nothing computed again never takes less memory.
+        prices = self.prices[1:] if len(self.prices) > 1 else self.prices
+        candidates = [self.least_of(price) for price in prices]
         if len(candidates) > 1:
             self.recomputed = candidates[-1]
         if len(self.prices) > 1:
@@ -314,8 +372,11 @@ class Search:
         _, best = cheapest(evaluate, prices)
         return best
 
-    def choice(self, candidate: _Candidate, memory: MemoryUse, note: str) -> Choice:
+    def choice(
+        self, candidate: _Candidate, memory: MemoryUse, note: str, least: int | None = None
+    ) -> Choice:
         """The plan of a compiled candidate; raises `BudgetError` if it breaks the contract."""
+        self.chosen = candidate
         decisions, limit = candidate.decisions, self.limit
         floor = self.floor(decisions)
         # Only programs that a search with that budget finds again: the one in between is made for
@@ -328,7 +389,8 @@ class Search:
         if self.minimum_memory is not None:
             least_floor = self.floor(self.minimum.decisions)
             known.append(self.minimum_memory.total_bytes + least_floor)
-        least = min(known)
+        if least is None:
+            least = min(known)
         if limit is not None and memory.total_bytes + floor > limit:
             raise self.error(limit, least, decisions)
         held = held_bytes(decisions)
