@@ -18,8 +18,7 @@ OTHER_VENV = $(VENV)-other
 
 NATIVE_SOURCES := CMakeLists.txt $(wildcard xla_ext/*.cc xla_ext/*.h)
 # What a second version of Python and JAX can break: everything that touches jaxprs or the module.
-OTHER_TESTS = $(wildcard tests/manager tests/rewrite tests/managed tests/planning tests/program \
-    tests/targets tests/loops)
+OTHER_TESTS = tests/manager tests/rewrite tests/managed tests/planning tests/loops tests/targets
 # Not here: `table` runs most of these again, `alphafold_memory` takes JAX's CUDA plugin, and
 # `alphafold_training` half an hour and more.
 BENCHMARKS = memory alphafold_trunk memory_limit beyond_memory call_overhead spill_bandwidth \

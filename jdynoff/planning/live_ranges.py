@@ -53,6 +53,7 @@ class Simulation:
         self.spilled_peak = 0
         self._totals: dict[Region, list[int]] = {}
         self._takers: dict[Value, Operation | None] = {}
+        self._inside: dict[Value, bool] = {}  # values of the step that are made into a result
         self._peaks: dict[Region, int] = {}
         self._bounds: dict[Region, int] = {}
         self._reads: dict[Value, list[int]] = {}
@@ -69,6 +70,8 @@ class Simulation:
         if region not in self._bounds:
             bound = 0
             for operation in region.operations:
+                if not operation.bodies and operation.touched_bytes() <= bound:
+                    continue
                 needed = sum(
                     operand.nbytes
                     for operand in {
@@ -158,13 +161,21 @@ class Simulation:
         return value.region.owner is None and bool(value.output_positions)
 
     def _in_result(self, value: Value) -> bool:
-        taker = self._taker(value)
-        while taker is not None:
-            value = taker.results[0]
-            if self._is_result(value):
-                return True
-            taker = self._taker(value)
-        return False
+        if value.region.owner is not None:
+            return False
+        chain: list[Value] = []
+        inside: bool | None = None
+        while inside is None:
+            inside = self._inside.get(value)
+            if inside is None:
+                chain.append(value)
+                taker = self._taker(value)
+                if taker is None or self._is_result(taker.results[0]):
+                    inside = taker is not None
+                else:
+                    value = taker.results[0]
+        self._inside.update(dict.fromkeys(chain, inside))
+        return inside
 
     def _taker(self, value: Value) -> Operation | None:
         """The elementwise operation whose result takes the place of `value`, which dies there."""

@@ -40,6 +40,9 @@ class Residency:
 
     def reads(self, value: Value) -> list[Operation]:
         """Operations that read `value` as an array, in program order, each once."""
+        if len(value.uses) == 1 and value not in self._readers:  # most values
+            (use,) = value.uses
+            return [] if use in self.served else [use[0]]
         operations = {
             operation.position: operation
             for operation, number in value.uses
@@ -52,6 +55,8 @@ class Residency:
 
     def is_output(self, value: Value) -> bool:
         """Whether the region still returns `value` as an array."""
+        if not value.output_positions:
+            return False
         dead = self.dead_outputs.get(value.region, ())
         return any(position not in dead for position in value.output_positions)
 

@@ -58,6 +58,14 @@ class Operation:
     bodies: tuple[Region, ...] = ()
     spec: Any = None  # ScanSpec or WhileSpec
     source: str = ""  # file:line
+    _touched_bytes: int = -1
+
+    def touched_bytes(self) -> int:
+        """Bytes of all that it reads and makes."""
+        if self._touched_bytes < 0:
+            read = sum(value.nbytes for value in self.operands if isinstance(value, Value))
+            self._touched_bytes = read + sum(value.nbytes for value in self.results)
+        return self._touched_bytes
 
     def __repr__(self) -> str:
         return f"<{self.name} at {self.source}>"
