@@ -21,7 +21,7 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard xla_ext/*.cc xla_ext/*.h)
 OTHER_TESTS = tests/manager tests/rewrite tests/managed tests/planning tests/loops tests/targets
 # Not here: `table` runs most of these again, `alphafold_memory` takes JAX's CUDA plugin, and
 # `alphafold_training` half an hour and more.
-BENCHMARKS = memory alphafold_trunk memory_limit beyond_memory call_overhead spill_bandwidth \
+BENCHMARKS = memory planner planner_gap alphafold_trunk memory_limit beyond_memory call_overhead spill_bandwidth \
     while_loop
 
 export CMAKE_BUILD_PARALLEL_LEVEL = $(BUILD_JOBS)

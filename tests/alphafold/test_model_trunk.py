@@ -107,5 +107,7 @@ def test_the_trunk_half_way_to_plain_memory_equals_plain_jax(trunk, expected, le
     budget = (plan.device_peak_bytes + plan.plain_peak_bytes) // 2
     managed = jdynoff.managed(step, budget=budget, min_bytes=MIN_BYTES)
     found = managed(state, batch)
-    assert 0 < managed.stats().bytes_offloaded < least.stats().bytes_offloaded
+    assert managed.plan(state, batch).device_peak_bytes <= budget
+    # It may keep what the least memory has to move, and compute the rest again.
+    assert managed.stats().bytes_offloaded <= least.stats().bytes_offloaded
     assert difference_in_ulps(expected, found) <= ULPS

@@ -39,7 +39,7 @@ def test_managed_programs_are_simulated_within_a_factor(loss: Any) -> None:
     step = jdynoff.managed(quick(descend(loss)), budget="min", flops_per_byte=0.0)
     plan = step.plan(*arguments)
     # Optimisation is off here, so XLA fuses less than it would.
-    assert 0.5 <= plan.simulated_bytes / plan.memory.temporary_bytes <= 1.6
+    assert 0.5 <= plan.simulated_bytes / plan.memory.temporary_bytes <= 2.0
 
 
 def test_what_an_output_is_made_from_in_place_has_its_buffer() -> None:
