@@ -17,7 +17,7 @@ PRICES = (-1.0, 0.0, 32.0, 72.0, 144.0, math.inf)
 """Of a byte in FLOPs, where the user names none: nothing but layout again; elementwise; attention
 logits and outer products; projections from 128 channels, from 256; everything."""
 
-_REFINEMENTS = 4
+_REFINEMENTS = 3
 _LEAST, _MOST = 4.0, 4096.0  # where the geometric mean of neighbours is taken
 
 Plan = TypeVar("Plan")

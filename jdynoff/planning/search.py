@@ -362,12 +362,14 @@ class Search:
         """The decisions of the least predicted time within an allowance for the temporaries."""
 
         def evaluate(price: float) -> tuple[float, _Candidate]:
-            found = self.decide(price, allowance, keeping=False)
-            kept = self.decide(price, allowance)
-            assert found is not None
-            if kept is not None and kept.prediction.step_seconds < found.prediction.step_seconds:
-                found = kept
-            return found.prediction.step_seconds, found
+            found = self.decide(price, allowance)
+            # Where memory stays from step to step, keeping what fits is never slower.
+            if found is None or math.isfinite(self.model.machine.fresh_bytes_per_second):
+                moved = self.decide(price, allowance, keeping=False)
+                assert moved is not None
+                if found is None or _seconds(moved) < _seconds(found):
+                    found = moved
+            return _seconds(found), found
 
         _, best = cheapest(evaluate, prices)
         return best
@@ -469,6 +471,10 @@ class Search:
             min_feasible_bytes=least,
             largest=largest,
         )
+
+
+def _seconds(candidate: _Candidate) -> float:
+    return candidate.prediction.step_seconds
 
 
 def keep(decisions: Decisions, room: int) -> bool:
