@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -348,8 +349,9 @@ class Managed:
             key = (signature(self._options, args, kwargs), platform)
             variant = self._by_signature.get(key)
             if variant is None:
-                variant = self._trace(key[0], args, kwargs)
-                self._plan(variant, platform, args, kwargs, with_minimum)
+                with _no_garbage_collection():
+                    variant = self._trace(key[0], args, kwargs)
+                    self._plan(variant, platform, args, kwargs, with_minimum)
                 self._by_signature[key] = variant
                 if len(self._by_signature) > 1:
                     known = (signature for signature, _ in self._by_signature)
@@ -599,6 +601,18 @@ class ManagedCompiled:
     def as_text(self) -> str:
         """The scheduled HLO of the managed program."""
         return self.compiled.as_text()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Planning makes a million small objects that live, among a traced program that lives."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
