@@ -66,7 +66,7 @@ def test_a_managed_step_has_the_same_results_within_its_budget(loss: Any, budget
         stats = managed.stats()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), got, plain)
     assert counted.frames_popped == counted.frames_pushed > 50
-    assert counted.missed == counted.dropped == stats.entries_unread == 0
+    assert counted.missed == stats.entries_unread == 0
     plan = managed.plan(W, X, 64)
     # It went through this step's ticket, whose pool is a part of the plan.
     assert stats.bytes_offloaded == stats.bytes_reloaded > 8 * MIB
