@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,8 +21,8 @@ from scipy.sparse import coo_array
 
 from benchmarks import planner
 from benchmarks.harness import Claim, parse, report
-from jdynoff.planning import cut as minimum_cut
 from jdynoff.planning.cost import flops
+from jdynoff.planning.cut import Network
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.live_ranges import executions
 from jdynoff.planning.machine import ASSUMED_CPU, Machine
@@ -79,28 +78,6 @@ def planned(program: Program, room: float, costs: Costs) -> float:
     return cheapest(evaluate, PRICES)[0]
 
 
-class _Recorder(minimum_cut._Network):
-    """The network of a region's residuals, with everything that can be computed again."""
-
-    found: list[_Recorder] = []  # noqa: RUF012
-
-    def solve(self) -> Any:
-        _Recorder.found.append(self)
-        return super().solve()
-
-
-def networks(program: Program) -> list[_Recorder]:
-    """The networks that the planner cuts for this program, at a price of infinity."""
-    plain = minimum_cut._Network
-    _Recorder.found = []
-    minimum_cut._Network = _Recorder  # type: ignore[misc]
-    try:
-        find_sites(program, _MIN_BYTES, np.inf)
-    finally:
-        minimum_cut._Network = plain  # type: ignore[misc]
-    return _Recorder.found
-
-
 def exact(program: Program, room: float, costs: Costs, seconds: float) -> tuple[float, bool]:
     """The least cost, by an integer program; and whether it is proved to be the least."""
     objective: list[float] = []
@@ -113,7 +90,9 @@ def exact(program: Program, room: float, costs: Costs, seconds: float) -> tuple[
         lower.append(least)
         return len(objective) - 1
 
-    for network in networks(program):
+    networks: list[Network] = []
+    find_sites(program, _MIN_BYTES, np.inf, observe=networks.append)
+    for network in networks:
         needed = {node: variable(0.0, float(node in network.residuals)) for node in network.needed}
         made = {
             known: variable(flops(known[1]) * executions(known[0].producer) * costs.flop)
@@ -134,7 +113,7 @@ def exact(program: Program, room: float, costs: Costs, seconds: float) -> tuple[
             elif network.pairs.free_origin(pair, value) is not None:
                 continue
             else:
-                outer = network.pairs.outer_operand(pair, value)
+                outer = network.pairs.around_operand(pair, value)
                 if pair.around is not None and outer is not None:
                     above = needed.get((pair.around, outer))
                     if above is not None:

@@ -26,11 +26,6 @@ def reloaded_bytes(decisions: Decisions) -> int:
     )
 
 
-def traffic(decisions: Decisions) -> int:
-    """Bytes moved both ways in one step."""
-    return offloaded_bytes(decisions) + reloaded_bytes(decisions)
-
-
 def calls(decisions: Decisions) -> int:
     """Offloads and reloads in one step, if every branch is taken."""
     return sum(

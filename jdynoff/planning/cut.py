@@ -52,32 +52,24 @@ class Cut:
     computed: dict[Needed, None]  # values that follow from others, or from outside
 
 
-def cut(residuals: Sequence[Needed], pairs: Pairs, price: float, pins: Pins | None = None) -> Cut:
-    """Chooses for every residual, and for all that it depends on.
+class Network:
+    """The values that residuals depend on, with what it costs to store or to compute each."""
 
-    Args:
-      residuals: what the consumers of pairs need.
-      pairs: of one region.
-      price: FLOPs that are paid rather than store one byte.
-      pins: the user's actions.
+    def __init__(
+        self, residuals: Sequence[Needed], pairs: Pairs, price: float, pins: Pins | None = None
+    ) -> None:
+        """Follows the residuals back to where nothing can be computed again.
 
-    Returns:
-      The needed values. Every residual is among them.
-
-    Raises:
-      ConfigurationError: if a residual that is to be computed again cannot be.
-    """
-    if not residuals:
-        return Cut({}, {})
-    return _Network(residuals, pairs, price, pins or {}).solve()
-
-
-class _Network:
-    def __init__(self, residuals: Sequence[Needed], pairs: Pairs, price: float, pins: Pins) -> None:
+        Args:
+          residuals: what the consumers of pairs need.
+          pairs: of one region.
+          price: FLOPs that are paid rather than store one byte.
+          pins: the user's actions.
+        """
         self.residuals = dict.fromkeys(residuals)
         self.pairs = pairs
         self.price = price
-        self.pins = pins
+        self.pins = pins or {}
         self.worth = max(min(price, _MOST_WORTH), _LEAST_WORTH)
         self.needed: dict[Needed, int] = {}  # vertex of a value
         self.made: dict[tuple[Pair, Operation], int] = {}  # vertex of a computation
@@ -90,19 +82,23 @@ class _Network:
             self.expand(waiting.pop(), waiting)
 
     def action(self, value: Value) -> Action | None:
+        """The user's action for a value."""
         return None if value.producer is None else self.pins.get(value.producer)
 
     def vertex(self) -> int:
+        """A new vertex."""
         self.count += 1
         return self.count - 1
 
     def value(self, node: Needed, waiting: list[Needed]) -> int:
+        """The vertex of a value, which waits to be expanded if it is new."""
         if node not in self.needed:
             self.needed[node] = self.vertex()
             waiting.append(node)
         return self.needed[node]
 
     def store_cost(self, node: Needed) -> float:
+        """What storing a value costs, the user's actions heeded; infinite where it cannot be."""
         _, value = node
         if node not in self.residuals and (
             value.nbytes == 0
@@ -128,7 +124,7 @@ class _Network:
         if operation is None:
             if self.pairs.free_origin(pair, value) is not None:
                 return
-            outer = self.pairs.outer_operand(pair, value)
+            outer = self.pairs.around_operand(pair, value)
             if outer is None or pair.around is None or not self.may_follow(outer):
                 self.edges[here, _SINK] = store
             else:
@@ -155,6 +151,13 @@ class _Network:
         return value.producer.kind == "plain"
 
     def solve(self) -> Cut:
+        """The cheapest choice: every residual, and what it is computed from.
+
+        Raises:
+          ConfigurationError: if a residual that is to be computed again cannot be.
+        """
+        if not self.residuals:
+            return Cut({}, {})
         reached = self.source_side()
         found = Cut({}, {})
         for node, vertex in self.needed.items():
@@ -167,7 +170,7 @@ class _Network:
             elif self.pairs.free_origin(pair, value) is not None:
                 computed = True
             else:
-                outer, around = self.pairs.outer_operand(pair, value), pair.around
+                outer, around = self.pairs.around_operand(pair, value), pair.around
                 computed = False
                 if outer is not None and around is not None and (around, outer) in self.needed:
                     computed = bool(reached[self.needed[around, outer]])

@@ -133,6 +133,23 @@ class Decisions:
         producer = value.producer if isinstance(value, Value) else None
         return None if producer is None else self.pins.get(producer)
 
+    def asked(self) -> dict[Region, list[tuple[Operation, Value]]]:
+        """By consuming body, what its replay makes for replays further in, and for which operation.
+
+        The values are named as the producing body names them.
+        """
+        found: dict[Region, list[tuple[Operation, Value]]] = {}
+        for consumer, replay in self.replays.items():
+            owner = consumer.owner
+            around = None if owner is None else self.replays.get(owner.region)
+            if owner is None or around is None:
+                continue
+            for origin in replay.origins.values():
+                operand = origin.operand if isinstance(origin, Outer) else None
+                if isinstance(operand, Value) and operand.region is around.producer:
+                    found.setdefault(owner.region, []).append((owner, operand))
+        return found
+
     def moved(self) -> list[Site]:
         """The sites whose values the manager takes."""
         return [site for site in self.sites if not site.kept]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import heapq
+import math
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
 from jdynoff.planning.rebuilt_ranges import rebuilt_ranges
@@ -184,17 +185,18 @@ class Simulation:
         return self._takers[value]
 
     def _find_taker(self, value: Value) -> Operation | None:
-        reads = self.residency.reads(value)
-        if not reads or value.producer is None or self.residency.is_output(value):
+        positions = self._positions(value)
+        operations = value.region.operations
+        if value.producer is None or not positions or positions[-1] == len(operations):
             return None
-        last = reads[-1]
+        last = operations[positions[-1]]
         if not is_elementwise(last) or last.results[0].nbytes != value.nbytes:
             return None
         for operand in last.operands:
             if isinstance(operand, Value) and operand.nbytes == value.nbytes:
                 if operand is value:
                     return last
-                if self.residency.reads(operand)[-1:] == [last] and operand.producer is not None:
+                if self._positions(operand)[-1:] == positions[-1:] and operand.producer is not None:
                     return None  # an earlier operand dies there too
         return None
 
@@ -371,12 +373,14 @@ class Simulation:
         for value in sorted(back, key=lambda value: self._range(value)[0]):
             if value in self._site_of or self.decisions.pinned(value) == "offload":
                 continue
+            asked_for = self.decisions.pinned(value) == "recompute"
+            price = math.inf if asked_for else self.decisions.price
             found: dict[Value, None] = {}  # ordered: the emitted program must not vary
             waiting = [value]
             operations: set[int] = set()
             while waiting and len(operations) <= _MOST_REPLAYED:
                 operation = waiting.pop().producer
-                if operation is None or not is_cheap(operation, self.decisions.price):
+                if operation is None or not is_cheap(operation, price):
                     break
                 if operation.position in operations:
                     continue

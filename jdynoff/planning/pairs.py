@@ -12,8 +12,16 @@ from __future__ import annotations
 import dataclasses
 
 from jdynoff.planning.decisions import Origin, Outer, Own, Replay
-from jdynoff.program.graph import Constant, Operation, Region, Value
-from jdynoff.program.structure import CondNode, Leaf, Node, ScanNode, is_scanned, root
+from jdynoff.program.graph import Constant, Region, Value
+from jdynoff.program.structure import (
+    CondNode,
+    Leaf,
+    Node,
+    ScanNode,
+    is_scanned,
+    outer_operand,
+    root,
+)
 
 Chain = tuple[tuple[Region, Region], ...]  # producing and consuming body, outermost first
 Path = tuple[tuple["ScanNode | CondNode", int], ...]  # node and branch, outermost first
@@ -89,7 +97,7 @@ class Pairs:
             held: dict[tuple[int, bool], Value] = {}
             assert consumer.owner is not None
             for value in consumer.inputs:
-                operand = passed(consumer.owner, value.index)
+                operand = outer_operand(consumer.owner, 0, value.index)
                 if isinstance(operand, Value) and value not in self.hidden:
                     held.setdefault((id(operand), is_scanned(consumer.owner, value.index)), value)
             self.by_consumer[consumer] = Pair(chain, path, around, Replay(producer, consumer), held)
@@ -99,7 +107,7 @@ class Pairs:
     def free_origin(self, pair: Pair, value: Value) -> Origin | None:
         """How the consumer gets an input of the producer that costs nothing; None if it does."""
         assert pair.producer.owner is not None
-        operand = passed(pair.producer.owner, value.index)
+        operand = outer_operand(pair.producer.owner, 0, value.index)
         if operand is None:
             return None
         scanned = is_scanned(pair.producer.owner, value.index)
@@ -114,15 +122,15 @@ class Pairs:
             return Outer(operand, scanned)
         return None
 
-    def outer_operand(self, pair: Pair, value: Value) -> Value | None:
+    def around_operand(self, pair: Pair, value: Value) -> Value | None:
         """The value of the pair around that is, or holds, an input of the producer."""
         assert pair.producer.owner is not None
-        operand = passed(pair.producer.owner, value.index)
+        operand = outer_operand(pair.producer.owner, 0, value.index)
         return operand if pair.around is not None and isinstance(operand, Value) else None
 
     def outer_origin(self, pair: Pair, value: Value) -> Origin:
         """How the consumer gets an input that the pair around, decided by now, gets at."""
-        operand = self.outer_operand(pair, value)
+        operand = self.around_operand(pair, value)
         assert operand is not None
         assert pair.around is not None
         assert pair.producer.owner is not None
@@ -131,16 +139,6 @@ class Pairs:
         if (id(twin), scanned) in pair.held:
             return Own(pair.held[id(twin), scanned])
         return Outer(operand, scanned)
-
-
-def passed(operation: Operation, number: int) -> Value | Constant | None:
-    """What an operation gives to input `number` of its bodies; None for a carry."""
-    if operation.kind == "cond":
-        return operation.operands[number + 1]
-    spec = operation.spec
-    if spec.num_consts <= number < spec.num_consts + spec.num_carry:
-        return None
-    return operation.operands[number]
 
 
 def _stays(value: Value) -> bool:

@@ -16,7 +16,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from jdynoff import jax_compat
 from jdynoff.errors import ConfigurationError
@@ -42,7 +42,7 @@ def check_actions(actions: Mapping[str, str]) -> dict[str, Action]:
                 f"actions={{{pattern!r}: {action!r}}} names no action; there are: "
                 f"{', '.join(known)}."
             )
-    return dict(actions)  # type: ignore[arg-type]
+    return {pattern: cast("Action", action) for pattern, action in actions.items()}
 
 
 def find_pins(program: Program, actions: Mapping[str, Action]) -> Pins:

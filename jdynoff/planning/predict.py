@@ -12,13 +12,13 @@ real one. They count with their results only, and half of that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 from jdynoff.planning.cost import flops
-from jdynoff.planning.decisions import Decisions, Outer
+from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.live_ranges import executions
 from jdynoff.planning.machine import Machine
 from jdynoff.program.graph import Operation, Program, Region, Value
+from jdynoff.program.structure import cone
 
 _FUSED_SHARE = 0.5
 # Of a step's operations: one pass forwards costs half of one backwards.
@@ -153,36 +153,15 @@ class Model:
 
 def replayed(decisions: Decisions) -> list[tuple[Operation, Region]]:
     """Every operation that is computed again, with the region that does it."""
-    asked: dict[Region, list[Value]] = {
-        consumer: [*replay.rebuilds.values()] for consumer, replay in decisions.replays.items()
-    }
-    for consumer, replay in decisions.replays.items():
-        around = consumer.owner.region if consumer.owner is not None else None
-        outer = None if around is None else decisions.replays.get(around)
-        for origin in replay.origins.values():
-            operand = origin.operand if isinstance(origin, Outer) else None
-            if outer is None or around is None or not isinstance(operand, Value):
-                continue
-            if operand.region is outer.producer:
-                asked[around].append(operand)
+    asked = decisions.asked()
     found: list[tuple[Operation, Region]] = []
     for consumer, replay in decisions.replays.items():
-        cone = _cone(asked[consumer], set(replay.origins))
-        found.extend((operation, consumer) for operation in cone)
+        targets = [value for value in replay.rebuilds.values() if isinstance(value, Value)]
+        targets.extend(value for _, value in asked.get(consumer, ()))
+        again = cone(targets, replay.origins.__contains__)
+        found.extend((operation, consumer) for operation in again)
     for spill in decisions.spills:
         if spill.site is None:
-            cone = _cone([spill.value], set(spill.anchors))
-            found.extend((operation, spill.value.region) for operation in cone)
+            again = cone([spill.value], spill.anchors.__contains__)
+            found.extend((operation, spill.value.region) for operation in again)
     return found
-
-
-def _cone(targets: Iterable[Value], known: set[Value]) -> list[Operation]:
-    found: dict[Operation, None] = {}
-    waiting = [value for value in targets if isinstance(value, Value)]
-    while waiting:
-        value = waiting.pop()
-        if value in known or value.producer is None or value.producer in found:
-            continue
-        found[value.producer] = None
-        waiting.extend(operand for operand in value.producer.operands if isinstance(operand, Value))
-    return list(found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jdynoff.planning.decisions import Decisions, Outer, Replay
+from jdynoff.planning.decisions import Decisions, Replay
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Region, Value
 
@@ -28,26 +28,17 @@ class Range:
 
 def rebuilt_ranges(decisions: Decisions, residency: Residency) -> dict[Region, list[Range]]:
     """The ranges of values that are computed again, by the region that does it."""
-    asked: dict[Region, list[tuple[int, Value]]] = {}
+    asked = decisions.asked()
+    uses: dict[Region, list[tuple[int, Value]]] = {}
     for consumer, replay in decisions.replays.items():
-        own = asked.setdefault(consumer, [])
+        own = uses[consumer] = [(owner.position, value) for owner, value in asked.get(consumer, ())]
         for consumed, produced in replay.rebuilds.items():
             positions = [operation.position for operation in residency.reads(consumed)]
             if residency.is_output(consumed):
                 positions.append(len(consumer.operations))
             own.extend((position, produced) for position in positions)
-        owner = consumer.owner
-        around = None if owner is None else decisions.replays.get(owner.region)
-        if owner is None or around is None:
-            continue
-        for origin in replay.origins.values():
-            operand = origin.operand if isinstance(origin, Outer) else None
-            if isinstance(operand, Value) and operand.region is around.producer:
-                asked.setdefault(owner.region, []).append((owner.position, operand))
     return {
-        consumer: _ranges(decisions.replays[consumer], uses)
-        for consumer, uses in asked.items()
-        if uses
+        consumer: _ranges(decisions.replays[consumer], own) for consumer, own in uses.items() if own
     }
 
 

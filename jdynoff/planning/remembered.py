@@ -1,11 +1,11 @@
 """Plans that were found before, on disk: the next process compiles one program instead of three.
 
-What is kept is how a plan was decided, not the plan: it is decided again, and XLA's figures are
-checked again, so a file that is wrong, or of another program with the same fingerprint, costs time
-and nothing else.
+What is kept is how a plan was decided, not the plan: it is decided and compiled again. Unless XLA's
+figure is the one that the recipe names, nothing of it is believed, its smallest budget least of
+all: a file that is wrong, or of a step with other donations or flags, costs time and nothing else.
 
-The trap: a fingerprint must not depend on the process. It is made of names, shapes and structure,
-and leaves out parameters of operations, which no decision looks at.
+The trap: a fingerprint must not depend on the process. It is made of names, shapes, structure and
+costs, since parameters of operations (whole jaxprs among them) take long to print.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jdynoff.planning.cost import flops
 from jdynoff.program.graph import Program, Value
 
 FOLDER_VARIABLE = "JDYNOFF_PLAN_CACHE"
 """A folder for plans; "off" for none. Default: `jdynoff/plans` in the user's cache."""
 
-_FORMAT = 1  # one more whenever decisions change their meaning
+_FORMAT = 2  # one more whenever decisions change their meaning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Recipe:
       price: of a byte, in FLOPs.
       allowance: for the temporaries, in bytes; None for the least.
       keeping: whether what fits stays in XLA.
+      program_bytes: XLA's figure for the program.
       least_bytes: the smallest feasible budget.
       note: of the plan.
     """
@@ -44,6 +46,7 @@ class Recipe:
     price: float
     allowance: int | None
     keeping: bool
+    program_bytes: int
     least_bytes: int
     note: str
 
@@ -59,12 +62,18 @@ def fingerprint(program: Program, *conditions: Any) -> str:
             digest.update(str(value.aval).encode())
         for operation in region.operations:
             digest.update(operation.name.encode())
+            if operation.kind == "scan":
+                digest.update(str(operation.spec.length).encode())
+            elif not operation.bodies:
+                digest.update(str(flops(operation)).encode())
             for operand in operation.operands:
                 known = numbers.get(id(operand), -1) if isinstance(operand, Value) else -2
                 digest.update(known.to_bytes(4, "little", signed=True))
             for value in operation.results:
                 numbers[id(value)] = len(numbers)
                 digest.update(str(value.aval).encode())
+        for output in region.outputs:
+            digest.update(str(numbers.get(id(output), -1)).encode())
     digest.update(repr((_FORMAT, conditions)).encode())
     return digest.hexdigest()[:32]
 

@@ -138,11 +138,17 @@ class Search:
         self.has_disk = has_disk
         self.pins = pins or {}
         self.prices = PRICES if price is None else (price,)
+        operations = (operation for region in program.regions for operation in region.operations)
+        pinned = [
+            (number, self.pins[operation])
+            for number, operation in enumerate(operations)
+            if operation in self.pins
+        ]
         self.remembered = Remembered()
         self.conditions = (
             min_bytes,
             price,
-            [(operation.position, action) for operation, action in self.pins.items()],
+            pinned,
             has_disk,
             machine,
             jax.__version__,
@@ -186,6 +192,7 @@ class Search:
                 price=found.price,
                 allowance=found.allowance,
                 keeping=found.keeping,
+                program_bytes=choice.plan.memory.total_bytes,
                 least_bytes=choice.plan.min_feasible_bytes,
                 note=choice.plan.note,
             ),
@@ -200,14 +207,13 @@ class Search:
             found = self.decide(recipe.price, recipe.allowance, recipe.keeping)
         if found is None:
             return None
-        memory = self.compile(found)
-        if found is self.unchanged:
-            self.plain_memory = memory
+        memory = self.compile_plain() if found is self.unchanged else self.compile(found)
         needed = memory.total_bytes + self.floor(found.decisions)
-        least = needed if self.limit is None else recipe.least_bytes
+        if memory.total_bytes != recipe.program_bytes:
+            return None
         if self.limit is not None and needed > self.limit:
             return None
-        return self.choice(found, memory, recipe.note, least)
+        return self.choice(found, memory, recipe.note, recipe.least_bytes)
 
     def search(self, always_minimum: bool) -> Choice:
         """Chooses anew."""
@@ -329,7 +335,7 @@ class Search:
         peaks = {id(found): found.simulated + self.floor(found.decisions) for found in candidates}
         least = min(peaks.values())
         near = [found for found in candidates if peaks[id(found)] <= _SAME_PEAK * least]
-        self.minimum = min(near, key=lambda found: found.prediction.step_seconds)
+        self.minimum = min(near, key=_seconds)
         self.minimum_memory = self.compile(self.minimum)
         return self.minimum_memory
 
@@ -346,8 +352,9 @@ class Search:
             allowance = self.minimum.simulated + aim
             fastest = self.fastest(allowance, prices)
             least = self.minimum
+            # With the pool that this budget leaves it.
             before = self.candidate(least.price, least.decisions, least.simulation, least.simulated)
-            bar = _WORTHWHILE * before.prediction.step_seconds
+            bar = _WORTHWHILE * _seconds(before)
             if fastest.prediction.step_seconds > bar:
                 return None
             memory = self.compile(fastest)
@@ -438,15 +445,14 @@ class Search:
 
     def forecast(self, candidate: _Candidate) -> Forecast:
         """The predicted time of a candidate, beside plain JAX and full recomputation."""
-        recomputed = self.recomputed
         return Forecast(
             machine=self.model.machine.name,
             origin=self.model.machine.origin,
             flops_per_byte=candidate.price,
             step_seconds=candidate.prediction.step_seconds,
             stall_seconds=candidate.prediction.stall_seconds,
-            plain_seconds=self.unchanged.prediction.step_seconds,
-            recompute_seconds=recomputed.prediction.step_seconds,
+            plain_seconds=_seconds(self.unchanged),
+            recompute_seconds=_seconds(self.recomputed),
             flops=candidate.prediction.flops,
             extra_flops=candidate.prediction.extra_flops,
         )

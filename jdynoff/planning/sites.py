@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from jdynoff import jax_compat
-from jdynoff.planning.cut import Cut, Needed, cut
+from jdynoff.planning.cut import Cut, Needed, Network
 from jdynoff.planning.decisions import Decisions, Own, Rebuild, Site, Stored
 from jdynoff.planning.pairs import Chain, Pair, Pairs, Path
 from jdynoff.planning.pins import Pins
@@ -41,6 +41,7 @@ def find_sites(
     min_bytes: int = DEFAULT_MIN_BYTES,
     price: float = 0.0,
     pins: Pins | None = None,
+    observe: Callable[[Network], None] | None = None,
 ) -> Decisions:
     """Returns the sites, replays and rebuilt residuals of a program's control flow.
 
@@ -49,6 +50,7 @@ def find_sites(
       min_bytes: arrays smaller than this are never moved.
       price: FLOPs that are paid for computing again rather than move one byte.
       pins: the user's actions.
+      observe: is shown the network of each region before it is cut.
 
     Returns:
       Decisions without straight-line spills.
@@ -57,7 +59,7 @@ def find_sites(
     hidden: set[Value] = set()
     for region in program.regions:
         if not region.in_predicate:
-            _find_in(region, program.top, hidden, decisions)
+            _find_in(region, program.top, hidden, decisions, observe)
     for site in decisions.sites:
         if decisions.pinned(site.leaf) == "keep":
             site.kept = True
@@ -65,7 +67,13 @@ def find_sites(
     return decisions
 
 
-def _find_in(region: Region, top: Region, hidden: set[Value], decisions: Decisions) -> None:
+def _find_in(
+    region: Region,
+    top: Region,
+    hidden: set[Value],
+    decisions: Decisions,
+    observe: Callable[[Network], None] | None,
+) -> None:
     candidates: list[Site] = []
     for operation in region.operations:
         if operation.kind not in ("scan", "cond"):
@@ -91,7 +99,10 @@ def _find_in(region: Region, top: Region, hidden: set[Value], decisions: Decisio
                 again.append(((pair, produced), reading))
             else:
                 first[pair, produced] = reading
-    choice = cut(list(first), pairs, decisions.price, decisions.pins)
+    network = Network(list(first), pairs, decisions.price, decisions.pins)
+    if observe is not None:
+        observe(network)
+    choice = network.solve()
     rebuilt: dict[tuple[Leaf, Value], str] = {}
     for node, reading in first.items():
         if node in choice.computed:

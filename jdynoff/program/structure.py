@@ -14,6 +14,7 @@ Without proof the descent stops there.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 
 from jdynoff.program.graph import Constant, Operand, Operation, Value
 
@@ -229,3 +230,23 @@ def root(value: Operand) -> Operand:
             return value
         value = outside
     return value
+
+
+def cone(targets: Iterable[Value], known: Callable[[Value], bool]) -> list[Operation]:
+    """The operations that make values of one region from known ones, in program order.
+
+    Not recursive: a chain of elementwise operations can be longer than Python's stack is deep.
+    """
+    found: dict[Operation, None] = {}
+    waiting = list(targets)
+    while waiting:
+        value = waiting.pop()
+        if known(value):
+            continue
+        assert value.producer is not None, "a value is rebuilt from values that are known"
+        if value.producer not in found:
+            found[value.producer] = None
+            waiting.extend(
+                operand for operand in value.producer.operands if isinstance(operand, Value)
+            )
+    return sorted(found, key=lambda operation: operation.position)

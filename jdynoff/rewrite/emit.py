@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from jdynoff.planning.recompute import is_cheap
 from jdynoff.planning.residency import holds_calls, residency
 from jdynoff.primitives import transfer
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
+from jdynoff.program.structure import cone
 from jdynoff.rewrite.tables import Tables, build_tables
 
 # A dependency older than this many operations no longer pins a reload to its place.
@@ -244,10 +245,10 @@ class _Emitter:
                 scope.stored[produced] = self.reload(scope, origin.site, produced, reader)
             return scope.stored[produced]
         origins = scope.replay.origins
-        cone = _cone(produced, lambda v: v in scope.rebuilt or v in origins)
+        again = cone([produced], lambda v: v in scope.rebuilt or v in origins)
         late = self.dependencies(scope, reader, straight_line=False)[:1]
         ordered: set[Value] = set()  # what cannot be computed before `late`
-        for operation in cone:
+        for operation in again:
             inputs = [self.rebuild(scope, operand, reader) for operand in operation.operands]
             if any(operand in ordered for operand in operation.operands):
                 ordered.update(operation.results)
@@ -271,7 +272,7 @@ class _Emitter:
             behind = lax.optimization_barrier((*(done[anchor] for anchor in stayed), *late))
             done.update(zip(stayed, behind, strict=False))
 
-        for operation in _cone(spill.value, lambda v: v in done):
+        for operation in cone([spill.value], lambda v: v in done):
             inputs = [
                 operand.value if isinstance(operand, Constant) else done[operand]
                 for operand in operation.operands
@@ -491,26 +492,6 @@ class _Emitter:
         if calls:
             self.serial = serial
         return list(state)
-
-
-def _cone(target: Value, known: Callable[[Value], bool]) -> list[Operation]:
-    """The operations that make `target` from known values, in program order.
-
-    Not recursive: a chain of elementwise operations can be longer than Python's stack is deep.
-    """
-    found: dict[Operation, None] = {}
-    waiting = [target]
-    while waiting:
-        value = waiting.pop()
-        if known(value):
-            continue
-        assert value.producer is not None, "a value is rebuilt from values that are known"
-        if value.producer not in found:
-            found[value.producer] = None
-            waiting.extend(
-                operand for operand in value.producer.operands if isinstance(operand, Value)
-            )
-    return sorted(found, key=lambda operation: operation.position)
 
 
 def _order_after(operation: Operation, inputs: list[Any], late: Any) -> None:

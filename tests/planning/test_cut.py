@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jdynoff.planning.cost import flops
-from jdynoff.planning.cut import cut, expected_executions
+from jdynoff.planning.cut import Network, expected_executions
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.pairs import Pairs
 from jdynoff.planning.predict import replayed
@@ -101,7 +101,7 @@ def test_no_other_choice_costs_less(steps: tuple[str, ...], price: float) -> Non
     stacked = [r for r in forward.results[forward.spec.num_carry :] if r.uses]
     residuals = [forward.bodies[0].outputs[result.index] for result in stacked]
     residuals = list(dict.fromkeys(v for v in residuals if isinstance(v, Value) and v.nbytes))
-    chosen = cut([(pair, value) for value in residuals], pairs, price)
+    chosen = Network([(pair, value) for value in residuals], pairs, price).solve()
     times = expected_executions(pair.producer)
     worth = max(price, 4.0)
     found = sum(worth * (value.nbytes + 4096) * times for _, value in chosen.stored)
