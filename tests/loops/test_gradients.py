@@ -184,8 +184,11 @@ def test_only_what_varies_and_is_needed_is_kept() -> None:
     assert len(kept(lambda p: score(looped(CELLS["jitted"], p, x, 3)), p)) == 2
     # The weights have no gradient here, so the state is not needed.
     assert kept(lambda x: score(looped(tanh_cell, p, x, 3)), x) == [state]
+
     # A linear body needs nothing at all.
-    linear = lambda x: score(looped(lambda p, x, i: x @ p["w"], p, x, 3))  # noqa: E731
+    def linear(x: jax.Array) -> jax.Array:
+        return score(looped(lambda p, x, i: x @ p["w"], p, x, 3))
+
     assert kept(linear, x) == []
     with Counted() as counted:
         close(

@@ -21,6 +21,8 @@ from jdynoff.planning.predict import replayed
 from jdynoff.planning.recompute import can_replay
 from jdynoff.planning.sites import find_sites
 from jdynoff.program.graph import Value
+from jdynoff.program.structure import CondNode, ScanNode, leaves
+from tests.programs import branches
 from tests.programs.example import descend, normal
 from tests.programs.rewritten import program_of
 
@@ -107,7 +109,7 @@ def test_no_other_choice_costs_less(steps: tuple[str, ...], price: float) -> Non
     found = sum(worth * (value.nbytes + 4096) * times for _, value in chosen.stored)
     operations = {value.producer for _, value in chosen.computed if value.producer is not None}
     found += sum(flops(operation) * times for operation in operations)
-    if sum(1 for _ in chosen.stored) + len(operations) <= 14:
+    if len(chosen.stored) + len(operations) <= 14:
         # Costs are rounded up to a 2^30th of what storing all residuals costs.
         assert found <= cheapest(residuals, pairs, price) * (1 + 1e-6) + 1e-3
 
@@ -144,6 +146,17 @@ def test_inner_bodies_start_from_what_the_body_around_computes_again(price: floa
     again = [op for op, _ in replayed(decisions) if op.name == "dot_general"]
     assert bool(logits) == (price == 0.0)
     assert bool(again) == (price > 0.0)
+
+
+def test_what_one_branch_needs_is_stored_in_that_branch() -> None:
+    example = branches.switch_in_scan(1)
+    program, _ = program_of(example.step, example.arguments())
+    moved = find_sites(program, 1).moved()
+    per_branch = {len(leaves(site.node)) for site in moved if isinstance(site.node, ScanNode)}
+    assert moved
+    # The last branch is the identity and stores nothing, so no site has a leaf outside of branches.
+    assert all(isinstance(site.node.inner, CondNode) for site in moved)
+    assert max(per_branch) < 3
 
 
 def test_at_a_negative_price_only_layout_is_done_again() -> None:

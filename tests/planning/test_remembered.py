@@ -69,6 +69,20 @@ def test_a_recipe_that_breaks_the_budget_is_not_followed(lie: dict[str, Any], fo
     assert second.device_peak_bytes == first.device_peak_bytes <= 60 << 20
 
 
+def test_a_step_with_other_donations_is_not_told_the_smallest_budget_of_this_one(
+    folder: Path,
+) -> None:
+    arguments = weights(depth=DEPTH, width=WIDTH), normal(0, ROWS, WIDTH)
+    plain = jdynoff.managed(quick(descend(loss)), budget="60MiB").plan(*arguments)
+    step = quick(descend(loss), donate_argnums=0)
+    donated = jdynoff.managed(step, budget="60MiB").plan(*arguments)
+    assert donated.min_feasible_bytes < plain.min_feasible_bytes
+    for file in folder.iterdir():
+        file.unlink()
+    again = jdynoff.managed(step, budget="60MiB").plan(*arguments)
+    assert again.min_feasible_bytes == donated.min_feasible_bytes
+
+
 def test_a_folder_that_cannot_be_written_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

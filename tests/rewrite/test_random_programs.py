@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -98,6 +98,34 @@ leaf = st.sampled_from(sorted(PLAIN)).map(Plain)
 programs = bodies(st.one_of(nest(leaf), nest(st.one_of(leaf, nest(leaf))), leaf), most=3)
 
 
+NORMALISE, SOFTMAX, MATMUL = Plain("normalise"), Plain("softmax"), Plain("matmul")
+TOKENS_IN_BRANCHES = (
+    Checkpoint((Checkpoint((NORMALISE, SOFTMAX)),)),
+    Branch(
+        (
+            (
+                Scan((NORMALISE, SOFTMAX, Plain("multiply")), 1, True, "reverse"),
+                Branch(((MATMUL,), (Plain("reduce"), SOFTMAX)), False),
+            ),
+            (
+                Branch(((Plain("transposed"), Plain("sin")), (MATMUL,)), False),
+                Branch(
+                    (
+                        (Plain("weight"), Plain("multiply")),
+                        (NORMALISE, SOFTMAX),
+                        (MATMUL,),
+                    ),
+                    True,
+                ),
+            ),
+            (Branch(((Plain("transposed"), Plain("multiply")), (Plain("weight"),)), True),),
+        ),
+        False,
+    ),
+    Checkpoint((SOFTMAX,)),
+)
+
+
 def run(body: Sequence[Any], x: jax.Array, weights: jax.Array, index: jax.Array) -> jax.Array:
     """Interprets a program on a state; `weights` has shape=(LENGTH, WIDTH, WIDTH)."""
     for part in body:
@@ -168,6 +196,24 @@ def derivative(kind: str, body: Sequence[Any]) -> Callable[..., Any]:
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
+)
+@example(  # a stack that is moved as a whole from a branch that returns nothing else of it
+    body=TOKENS_IN_BRANCHES[1:2],
+    kind="second",
+    index=0,
+    kept=18338,
+    share=None,
+    pages=9,
+    price=0.0,
+)
+@example(  # inputs of branches that arrive as tokens, where a byte is dear
+    body=TOKENS_IN_BRANCHES,
+    kind="second",
+    index=1,
+    kept=5209,
+    share=None,
+    pages=9,
+    price=math.inf,
 )
 @given(
     body=programs,

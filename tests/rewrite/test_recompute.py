@@ -66,6 +66,15 @@ def test_at_a_price_products_are_computed_again_and_results_stay() -> None:
     assert difference_in_ulps(result, plain) <= 8
 
 
+@pytest.mark.parametrize("price", [0.0, 2.0 * WIDTH])
+def test_products_that_are_computed_again_wait_for_their_reader(price: float) -> None:
+    step = jdynoff.managed(
+        quick(descend(attention_loss)), budget="min", min_bytes=1, flops_per_byte=price
+    )
+    text = step.lower(*arguments()).as_text()
+    assert ("jdynoff_after" in text) == (price > 0)
+
+
 @pytest.mark.parametrize("price", [0.0, math.inf])
 def test_random_numbers_are_the_same_when_made_again(price: float) -> None:
     given = (*arguments(), jax.random.key(3))

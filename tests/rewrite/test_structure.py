@@ -123,6 +123,19 @@ def staged(depth: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return descend(loss), ([weights()] * depth, normal(0, 4, 8))
 
 
+def fanned(depth: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """One value with as many readers as the program has layers, each beside one that dies there."""
+
+    def loss(weight: Any, x: jax.Array) -> jax.Array:
+        shared = x @ weight["in"]
+        total = shared
+        for _ in range(depth):
+            total = jnp.tanh(total @ weight["out"]) * shared
+        return jnp.mean(total**2)
+
+    return descend(loss), ({name: normal(n, 8, 8) for n, name in enumerate(("in", "out"))}, batch())
+
+
 def lines_executed(run: Callable[[], Any]) -> int:
     """How many lines of the package `run` executes: its work, without a clock."""
     package = os.path.dirname(jdynoff.__file__)
@@ -145,7 +158,7 @@ def lines_executed(run: Callable[[], Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize("make", [unrolled, staged], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [unrolled, staged, fanned], ids=lambda make: make.__name__)
 def test_work_grows_with_the_size_of_the_program(make: Callable[[int], Any]) -> None:
     """Indexing, planning and emitting; what JAX itself does is not counted."""
     counts = []
