@@ -98,7 +98,11 @@ class Network:
         return self.needed[node]
 
     def store_cost(self, node: Needed) -> float:
-        """What storing a value costs, the user's actions heeded; infinite where it cannot be."""
+        """What storing a value costs; infinite where it cannot be.
+
+        Nothing where the user wants it: of equal cuts the one nearest the source is taken, so it is
+        stored even if computing it again is as cheap.
+        """
         _, value = node
         if node not in self.residuals and (
             value.nbytes == 0
@@ -130,9 +134,8 @@ class Network:
             else:
                 self.edges[here, self.value((pair.around, outer), waiting)] = store
             return
-        action = self.action(value)
-        price = math.inf if action == "recompute" else self.price
-        if action in ("keep", "offload") or not can_replay(operation, price):
+        price = math.inf if self.action(value) == "recompute" else self.price
+        if not can_replay(operation, price):
             self.edges[here, _SINK] = store
             return
         known = (pair, operation)
