@@ -26,9 +26,9 @@ MACHINE = Machine("made up", 1e6, math.inf, 1e3, 1e4, 100.0, 200.0, 0.5)
 
 def loss(parameters: Any, x: jax.Array) -> jax.Array:
     def layer(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
-        shared = jnp.tanh(x @ weight)
+        shared = x @ weight  # no residual: both functions of it are
         first = jnp.sin(shared) @ weight
-        return jnp.cos(first) * shared + x, None
+        return jnp.cos(first) * jnp.tanh(shared) + x, None
 
     return jnp.mean(jax.lax.scan(layer, x, parameters)[0] ** 2)
 
