@@ -11,8 +11,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from jdynoff.runtime.manager import manager_for
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,11 @@ def default_spill_directory(
     monkeypatch.setenv("JDYNOFF_MACHINE_FILE", str(spill_directory.parent / "no-machine.json"))
     yield
     assert not list(spill_directory.iterdir()), "a spill file has a name"
+
+
+@pytest.fixture
+def manager() -> Iterator[Any]:
+    """The manager of steps with `verify=True`; faults are taken back."""
+    found = manager_for(None, verify=True)
+    yield found
+    found.inject_fault("none")

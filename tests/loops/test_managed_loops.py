@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import pytest
 from jax import lax
 
 import jdynoff
-from jdynoff.runtime.manager import manager_for
 from tests.loops.loops import Counted, normal
 
 WIDTH = 128
@@ -118,13 +116,6 @@ def test_without_a_disk_a_loop_that_is_too_long_says_so_and_the_next_step_works(
     with pytest.raises(jdynoff.TransferError):
         managed.stats()
     jax.block_until_ready(managed(W, X, 5))
-
-
-@pytest.fixture
-def manager() -> Iterator[Any]:
-    found = manager_for(None, verify=True)
-    yield found
-    found.inject_fault("none")
 
 
 @pytest.mark.parametrize(

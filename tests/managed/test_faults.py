@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -36,13 +35,6 @@ def step() -> Any:
     plan = managed.plan(*arguments())
     assert plan.spill_bytes > 2 * plan.pool_bytes
     return managed
-
-
-@pytest.fixture
-def manager() -> Iterator[Any]:
-    found = manager_for(None, verify=True)
-    yield found
-    found.inject_fault("none")
 
 
 @pytest.mark.parametrize(
