@@ -27,10 +27,13 @@ class Flight:
     owner: object
     claim_bytes: int
     manager: Any
+    traced: Any = None  # the step that it is a run of
     # At most one ticket. A list, because `extend` opens and keeps it in one step that Ctrl-C
     # cannot come between.
     tickets: list[int] = dataclasses.field(default_factory=list)
     sentinel: Any = None  # u32[], None before dispatch
+    counted: Any = None  # i32[n], what the step has counted
+    pilot_state: Any = None  # f32[m]
     stats: dict[str, Any] | None = None
     failure: BaseException | None = None
 

@@ -205,6 +205,21 @@ def uses_loop_stack(eqn: Any) -> bool:
     return eqn.primitive.name in ("jdynoff_while_forward", "jdynoff_while_backward")
 
 
+def counts_trips(eqn: Any) -> bool:
+    """Whether a loop is the forward one of a `jdynoff.while_loop`, which returns its trips."""
+    return bool(eqn.primitive.name == "jdynoff_while_forward")
+
+
+def comparable_params(eqn: Any) -> str | None:
+    """The parameters of an equation as text, equal only for equations that do the same.
+
+    None where that cannot be told: with effects, or with a program inside.
+    """
+    if eqn.effects or any(True for _ in _core.jaxprs_in_params(eqn.params)):
+        return None
+    return repr(sorted((name, str(value)) for name, value in eqn.params.items()))
+
+
 def loop_frame_bytes(eqn: Any) -> int | None:
     """Bytes that each trip of a forward loop pushes; None for a backward loop."""
     if eqn.primitive.name != "jdynoff_while_forward":
@@ -422,6 +437,20 @@ def restrict(closed: Any, outputs: Sequence[int]) -> tuple[Any, list[int]]:
     jaxpr, used = _partial_eval.dce_jaxpr(chosen.jaxpr, [True] * len(outputs))
     closed = _core.ClosedJaxpr(jaxpr, chosen.consts)
     return closed, [number for number, is_used in enumerate(used) if is_used]
+
+
+def needed_for(closed: Any, output: int) -> tuple[Any, list[int]]:
+    """What one result needs and nothing else, inside control flow too.
+
+    Returns:
+      The closed jaxpr, and the numbers of the inputs that it still has.
+    """
+    number_of_outputs = len(view(closed).outvars)
+    wanted = [number == output for number in range(number_of_outputs)]
+    is_open = isinstance(closed, _core.Jaxpr)  # 0.12: constants live in the jaxpr itself
+    inner, used = _partial_eval.dce_jaxpr(closed if is_open else closed.jaxpr, wanted)
+    kept = inner if is_open else _core.ClosedJaxpr(inner, closed.consts)
+    return kept, [number for number, is_used in enumerate(used) if is_used]
 
 
 def reached(closed: Any, start: Sequence[bool], *, inexact_only: bool) -> list[bool]:

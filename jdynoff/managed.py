@@ -4,10 +4,10 @@ One call of a managed function is one call of one `jax.jit` function. It was tra
 step, rewritten (`program` -> `planning` -> `rewrite`), compiled and checked against the budget when
 a signature was first seen; afterwards `jax.jit` resolves the call in C++.
 
-How a signature is resolved without computing it in Python: the jitted function takes a *variant
-number* as a static argument. A call first tries the last variant. If its types differ, jit traces,
-the trace sees that the variant is for another signature and raises, and only then is the signature
-computed and its variant looked up or planned.
+How a signature is resolved without computing it in Python: the jitted function takes a *program
+number* as a static argument. A call first tries the last program. If its types differ, jit traces,
+the trace sees that the program is for another signature and raises, and only then is the signature
+computed and its program looked up or planned.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ import dataclasses
 import functools
 import gc
 import itertools
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jdynoff import errors, jax_compat
 from jdynoff.adapters import adapt
 from jdynoff.flights import Flight, Ledger, ledger
-from jdynoff.planning.budget import parse_budget, parse_bytes
+from jdynoff.planning.budget import parse_budget
+from jdynoff.planning.by_path import held_bytes
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.machine import machine_of
 from jdynoff.planning.pins import check_actions, find_pins
-from jdynoff.planning.plan import Compiled, MemoryUse, Plan
-from jdynoff.planning.search import Choice, Search
+from jdynoff.planning.plan import Compiled, MemoryUse, PlannedBlock
+from jdynoff.planning.search import Choice, Search, Variant
 from jdynoff.planning.sites import DEFAULT_MIN_BYTES
 from jdynoff.primitives import transfer
+from jdynoff.program.blocks import Blocks, find_blocks
 from jdynoff.program.build import build
 from jdynoff.program.graph import Program
 from jdynoff.program.order import shorten_live_ranges
@@ -45,32 +49,60 @@ from jdynoff.runtime.device_memory import available_memory
 from jdynoff.runtime.manager import check_tiers, manager_for
 from jdynoff.runtime.stats import StepStats
 from jdynoff.runtime.tiers import Disk
-from jdynoff.signatures import Guess, Signature, signature, split
+from jdynoff.signatures import Guess, Signature, join, signature, split
+from jdynoff.stages import Bound, ManagedLowered, OtherSignature, Pilot, Planner
 from jdynoff.sweep import Sweep, sweep
 
+if TYPE_CHECKING:
+    from jdynoff.pilot.guide import Guide
+
 _ANY_TICKET = np.uint32(0)  # for lowering: only its type matters
-# Another thread may plan a signature anew between finding its variant and calling it.
+# Another thread may plan a signature anew between finding its program and calling it.
 _MOST_ATTEMPTS = 3
 
 
-class _OtherSignature(Exception):
-    """A trace found that the variant it was called for has other argument types."""
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Ready:
+    """What a signature runs: one program, or several between which the pilot chooses."""
+
+    options: tuple[tuple[int, Variant], ...]  # with their numbers; the first is for all paths
+
+    @property
+    def number(self) -> int:
+        """Of the program for all paths."""
+        return self.options[0][0]
+
+    @property
+    def choice(self) -> Choice:
+        """The decisions for all paths."""
+        return self.options[0][1].choice
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Variant:
-    """One signature's program, and after planning its decisions."""
+class Traced:
+    """One signature's step, and after planning what it runs."""
 
     signature: Signature
     program: Program
+    blocks: Blocks
     out_structure: Any
+    arguments: list[tuple[str, Any, bool]]  # path, abstract value, whether it is donated
     index_seconds: float
-    # Its number and what was chosen, read and replaced together: a plan may choose anew while
-    # another thread calls.
-    ready: tuple[int, Choice] | None = None
-    candidate: Decisions | None = None  # being compiled by the search
-    emit_seconds: float = 0.0
+    # Read and replaced as a whole: a plan may choose anew while another thread calls.
+    ready: Ready | None = None
     manager: Any = None  # found at the first run: looking for a disk takes its time
+    guide: Guide | None = None  # None: nothing to predict, or it is not wanted
+    pilot_state: Any = None  # f32[n], of the last run that has completed
+    foresee: Any = None  # the prediction alone, jitted: where there are several programs
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Candidate:
+    """A program that the search compiles, or has chosen."""
+
+    traced: Traced
+    decisions: Decisions
+    emit_seconds: float = 0.0
 
 
 def managed(
@@ -81,6 +113,9 @@ def managed(
     min_bytes: int = DEFAULT_MIN_BYTES,
     flops_per_byte: float | None = None,
     actions: Mapping[str, str] | None = None,
+    pilot: Any = "auto",
+    features: Callable[..., Any] | None = None,
+    variants: int = 3,
     verify: bool = False,
 ) -> Any:
     """Makes a train step run within a budget of device memory.
@@ -113,6 +148,15 @@ def managed(
         `jax.ad_checkpoint.checkpoint_name`, against `file.py:line`, and against the path of modules
         and named scopes with the operation at its end, as in
         `{"evoformer/*/exp": "recompute", "hidden": "offload"}`. The first that matches counts.
+      pilot: what predicts how often branches and loops will run, so that the manager writes to
+        disk what will not fit and nothing else: "auto" for a small network that learns while the
+        step trains, a Flax module in its place (`jdynoff.pilot.network.Network` gives the call), or
+        "off". It is used where the step has branches or loops that depend on data.
+      features: what the pilot sees of a step: a function of the step's arguments to a 1-D array of
+        floating-point numbers. Default: statistics of the batch's arrays.
+      variants: the most programs that are compiled for one signature where its path varies: one
+        for all paths, and others that are predicted to be at least 5% faster on short or long ones.
+        Before each step the pilot picks one of them.
       verify: whether to check a checksum of everything that comes back from disk.
 
     Returns:
@@ -138,6 +182,9 @@ def managed(
             min_bytes=min_bytes,
             flops_per_byte=flops_per_byte,
             actions=actions,
+            pilot=pilot,
+            features=features,
+            variants=variants,
             verify=verify,
         )
 
@@ -149,6 +196,9 @@ def managed(
             min_bytes=min_bytes,
             flops_per_byte=flops_per_byte,
             actions=actions,
+            pilot=pilot,
+            features=features,
+            variants=variants,
             verify=verify,
         )
 
@@ -167,6 +217,9 @@ class Managed:
         min_bytes: int,
         flops_per_byte: float | None,
         actions: Mapping[str, str] | None,
+        pilot: Any,
+        features: Callable[..., Any] | None,
+        variants: int,
         verify: bool,
     ) -> None:
         self._jitted: Any = fun if jax_compat.jit_options(fun) is not None else jax.jit(fun)
@@ -178,13 +231,19 @@ class Managed:
         self._min_bytes = min_bytes
         self._price = flops_per_byte
         self._actions = check_actions(actions or {})
+        self._module = _check_pilot(pilot)
+        self._pilot_directory: str | os.PathLike[str] | None = None  # to start from
+        # Instead of the pilot, for experiments: from the step's flat arguments to the counters.
+        self._foretell: Callable[[Sequence[Any]], jax.Array] | None = None
+        self._features = features
+        self._most_variants = 1 if self._module == "off" else variants
         self._verify = verify
         self._lock = threading.RLock()  # guards the fields below; held while planning
-        self._variants: dict[int, _Variant] = {}
-        self._by_signature: dict[tuple[Signature, str], _Variant] = {}
+        self._programs: dict[int, _Candidate] = {}
+        self._by_signature: dict[tuple[Signature, str], Traced] = {}
         self._guess: Guess | None = None  # among several signatures
         self._numbers = itertools.count()  # never reused: jit remembers them
-        self._last: _Variant | None = None
+        self._last: Traced | None = None
         self._landed_flight: Flight | None = None
         self._call: Any = None
         self._warned: set[str] = set()
@@ -203,44 +262,48 @@ class Managed:
             )
         if jax.config.jax_disable_jit or jax.config.jax_debug_nans:  # type: ignore[attr-defined]
             return self._debug_call(args, kwargs)
-        variant = self._probable(args, kwargs)
+        traced = self._probable(args, kwargs)
         for _ in range(_MOST_ATTEMPTS):
-            if variant is not None:
-                with contextlib.suppress(_OtherSignature):
-                    return self._run(variant, args, kwargs)
-            variant = self._variant(args, kwargs)
-        return self._run(self._variant(args, kwargs), args, kwargs)
+            if traced is not None:
+                with contextlib.suppress(OtherSignature):
+                    return self._run(traced, args, kwargs)
+            traced = self._traced(args, kwargs)
+        return self._run(self._traced(args, kwargs), args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds the step of a class to an object, like any function."""
         return self if instance is None else Bound(self, instance)
 
-    def _probable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | None:
-        """The variant that a call probably needs, found without a look at every argument."""
+    def _probable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
+        """The step that a call probably needs, found without a look at every argument."""
         guess = self._guess
         if guess is None:
             return self._last
         found = guess(args, kwargs)
         return None if found is None else self._by_signature.get((found, _platform(args, kwargs)))
 
-    def _run(self, variant: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        assert variant.ready is not None
-        number, choice = variant.ready
+    def _run(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert traced.ready is not None
+        number, choice = traced.ready.number, traced.ready.choice
+        if len(traced.ready.options) > 1:
+            number, choice = self._fastest(traced, args, kwargs)
         if not choice.moves:
-            return self._call(number, None, *args, **kwargs)[0]
+            return self._call(number, None, None, *args, **kwargs)[0]
         book, plan = self._ledger, choice.plan
-        manager = variant.manager
+        manager = traced.manager
         if manager is None:
             tiers = self._tiers if choice.uses_disk else ()
-            manager = variant.manager = manager_for(tiers, verify=self._verify)
+            manager = traced.manager = manager_for(tiers, verify=self._verify)
         open_ticket = functools.partial(
             manager.open, choice.ticket_pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes
         )
-        flight = Flight(self, plan.device_peak_bytes, manager)
+        flight = Flight(self, plan.device_peak_bytes, manager, traced)
         try:
             limit = max(plan.device_peak_bytes, plan.budget_bytes or 0)
             ticket = np.uint32(book.depart(flight, limit, open_ticket))
-            outputs, sentinel = self._call(number, ticket, *args, **kwargs)
+            outputs, sentinel, flight.counted, flight.pilot_state = self._call(
+                number, ticket, traced.pilot_state, *args, **kwargs
+            )
             book.dispatched(flight, sentinel)
         except BaseException as failure:
             book.cancel(flight)
@@ -250,10 +313,29 @@ class Managed:
             raise
         return outputs
 
+    def _fastest(
+        self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, Choice]:
+        """Of several programs the one that is fastest on the path that the pilot predicts."""
+        assert traced.ready is not None
+        assert traced.guide is not None
+        if traced.foresee is None:
+            guide = traced.guide
+            traced.foresee = jax.jit(lambda state, leaves: guide.foresee(state, leaves).counters)
+        leaves = jax.tree.leaves(split(self._options, args, kwargs)[0])
+        counters = np.asarray(traced.foresee(traced.pilot_state, leaves))
+        number, variant = min(
+            traced.ready.options,
+            key=lambda option: option[1].outlook.predict(counters).step_seconds,
+        )
+        return number, variant.choice
+
     def _landed(self, flight: Flight) -> None:
         """Called by the ledger when a run of this step is over."""
         if flight.stats is not None and flight.sentinel is not None:
             self._landed_flight = flight
+            if flight.failure is None and flight.pilot_state is not None:
+                flight.traced.pilot_state = flight.pilot_state
 
     def _debug_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
@@ -283,14 +365,19 @@ class Managed:
         """Plans the step without running it: `step.plan(...)`, `step.plan.sweep(...)`."""
         return Planner(self)
 
+    @property
+    def pilot(self) -> Pilot:
+        """What the pilot has learned: `step.pilot.save(...)`, `step.pilot.restore(...)`."""
+        return Pilot(self)
+
     def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
         """Lowers the managed step, like `jax.jit(...).lower`; plans it first."""
-        variant = self._variant(args, kwargs)
-        assert variant.ready is not None
-        number, choice = variant.ready
+        traced = self._traced(args, kwargs)
+        assert traced.ready is not None
+        number, choice = traced.ready.number, traced.ready.choice
         ticket = _ANY_TICKET if choice.moves else None
-        lowered = self._call.lower(number, ticket, *args, **kwargs)
-        return ManagedLowered(self, variant, lowered)
+        lowered = self._call.lower(number, ticket, _like(traced.pilot_state), *args, **kwargs)
+        return ManagedLowered(self, traced, lowered)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the step's results, like `jax.jit(...).eval_shape`."""
@@ -316,8 +403,8 @@ class Managed:
         self._ledger.wait(self)
         flight = self._landed_flight
         if flight is None:
-            known = [variant.ready for variant in self._by_signature.values()]
-            if any(ready is not None and not ready[1].moves for ready in known):
+            known = [traced.ready for traced in self._by_signature.values()]
+            if any(ready is not None and not ready.choice.moves for ready in known):
                 return StepStats()
             raise RuntimeError(
                 f"{self._name} has not completed a step yet; call it before asking for stats()."
@@ -325,7 +412,7 @@ class Managed:
         if flight.failure is not None:
             raise flight.failure
         assert flight.stats is not None
-        return StepStats.from_manager(flight.stats)
+        return StepStats.from_manager(flight.stats, **_observed(flight))
 
     @functools.cached_property
     def _ledger(self) -> Ledger:
@@ -340,28 +427,28 @@ class Managed:
             self._warned.add(text)
             warnings.warn(text, stacklevel=4)
 
-    def _variant(
+    def _traced(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], with_minimum: bool = False
-    ) -> _Variant:
+    ) -> Traced:
         """Looks the signature up, or plans it."""
         with self._lock:
             platform = _platform(args, kwargs)
             key = (signature(self._options, args, kwargs), platform)
-            variant = self._by_signature.get(key)
-            if variant is None:
+            traced = self._by_signature.get(key)
+            if traced is None:
                 with _no_garbage_collection():
-                    variant = self._trace(key[0], args, kwargs)
-                    self._plan(variant, platform, args, kwargs, with_minimum)
-                self._by_signature[key] = variant
+                    traced = self._trace(key[0], args, kwargs)
+                    self._plan(traced, platform, args, kwargs, with_minimum)
+                self._by_signature[key] = traced
                 if len(self._by_signature) > 1:
                     known = (signature for signature, _ in self._by_signature)
                     self._guess = Guess(self._options, known)
-            elif with_minimum and variant.ready is not None and not variant.ready[1].moves:
-                self._plan(variant, platform, args, kwargs, with_minimum)
-            self._last = variant
-            return variant
+            elif with_minimum and traced.ready is not None and not traced.ready.choice.moves:
+                self._plan(traced, platform, args, kwargs, with_minimum)
+            self._last = traced
+            return traced
 
-    def _trace(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant:
+    def _trace(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         traced = self._jitted.trace(*args, **kwargs)
         traced_at = time.perf_counter()
         program = build(traced.jaxpr)
@@ -369,58 +456,68 @@ class Managed:
             shorten_live_ranges(region)
         for warning in program.warnings:
             self._warn(warning)
-        return _Variant(
+        return Traced(
             signature=key,
             program=program,
+            blocks=find_blocks(program),
             out_structure=jax.tree.structure(traced.out_info),
+            arguments=_described(traced.args_info, program),
             index_seconds=time.perf_counter() - traced_at,
         )
 
     def _plan(
         self,
-        variant: _Variant,
+        traced: Traced,
         platform: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         with_minimum: bool,
     ) -> None:
-        before = set(self._variants)
+        before = set(self._programs)
         budget = self._budget
         if budget is None:
             budget = available_memory(platform, (args, kwargs))
         try:
-            search = self._search(variant, args, kwargs)
+            search = self._search(traced, args, kwargs)
             choice = search.run(budget, always_minimum=with_minimum)
+            found = search.variants(choice, self._most_variants)
         finally:
-            tried = {n: v for n, v in self._variants.items() if n not in before}
+            tried = {n: v for n, v in self._programs.items() if n not in before}
             for number in tried:
-                del self._variants[number]
-        number = next(n for n, v in tried.items() if v.candidate is choice.decisions)
-        self._variants[number] = tried[number]
-        replaced, variant.ready = variant.ready, (number, choice)
-        if replaced is not None:
-            del self._variants[replaced[0]]
+                del self._programs[number]
+        numbers = {id(candidate.decisions): number for number, candidate in tried.items()}
+        blocks = _planned_blocks(traced) if choice.moves else ()
+        options = []
+        for variant in found:
+            plan = dataclasses.replace(variant.choice.plan, blocks=blocks, variants=len(found))
+            described = dataclasses.replace(variant.choice, plan=plan)
+            number = numbers[id(described.decisions)]
+            options.append((number, dataclasses.replace(variant, choice=described)))
+        self._programs.update((number, tried[number]) for number, _ in options)
+        replaced, traced.ready = traced.ready, Ready(tuple(options))
+        for number, _ in () if replaced is None else replaced.options:
+            del self._programs[number]
 
     def _sweep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], budgets: list[int] | None
     ) -> Sweep:
         with self._lock:
             key = signature(self._options, args, kwargs)
-            variant = self._by_signature.get((key, _platform(args, kwargs)))
-            if variant is None:  # its own budget need not be feasible
-                variant = self._trace(key, args, kwargs)
-            before = set(self._variants)
+            traced = self._by_signature.get((key, _platform(args, kwargs)))
+            if traced is None:  # its own budget need not be feasible
+                traced = self._trace(key, args, kwargs)
+            before = set(self._programs)
             try:
-                search = self._search(variant, args, kwargs)
+                search = self._search(traced, args, kwargs)
                 plain = search.compile_plain().total_bytes
                 return sweep(
                     lambda budget: search.run(budget, always_minimum=True).plan, plain, budgets
                 )
             finally:
-                for number in set(self._variants) - before:
-                    del self._variants[number]
+                for number in set(self._programs) - before:
+                    del self._programs[number]
 
-    def _search(self, variant: _Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Search:
+    def _search(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Search:
         platform = _platform(args, kwargs)
         transfer.register_handlers("CUDA" if platform in ("cuda", "gpu") else platform)
         if self._call is None:
@@ -430,10 +527,12 @@ class Managed:
             # Each candidate gets a number of its own; the chosen one keeps its number, so that
             # calling it later finds the program that was compiled here.
             number = next(self._numbers)
-            candidate = dataclasses.replace(variant, candidate=decisions)
-            self._variants[number] = candidate
-            ticket = _ANY_TICKET if decisions.calls_manager() else None
-            lowered = self._call.lower(number, ticket, *args, **kwargs)
+            candidate = self._programs[number] = _Candidate(traced, decisions)
+            moves = decisions.calls_manager()
+            if moves:
+                self._prepare_guide(traced, args, kwargs)
+            ticket, state = (_ANY_TICKET, _like(traced.pilot_state)) if moves else (None, None)
+            lowered = self._call.lower(number, ticket, state, *args, **kwargs)
             started = time.perf_counter()
             memory = lowered.compile().memory_analysis()
             return Compiled(
@@ -443,21 +542,86 @@ class Managed:
             )
 
         return Search(
-            variant.program,
+            traced.program,
             compile_program,
+            blocks=traced.blocks,
             machine=machine_of(_device(args, kwargs)),
             min_bytes=self._min_bytes,
             price=self._price,
-            pins=find_pins(variant.program, self._actions),
+            pins=find_pins(traced.program, self._actions),
             has_disk=self._tiers is None or bool(self._tiers),
-            index_seconds=variant.index_seconds,
+            conditions=(repr(self._module), self._features is not None),
+            index_seconds=traced.index_seconds,
         )
+
+    def _prepare_guide(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Builds the pilot of a step that has something to predict, once."""
+        if traced.guide is not None or self._module == "off" or not traced.blocks.learned:
+            return
+        from jdynoff.pilot.features import checked_features
+        from jdynoff.pilot.guide import Guide
+        from jdynoff.pilot.slicing import find_slices
+        from jdynoff.pilot.store import restore
+
+        features = None
+        if self._features is not None:
+            checked = checked_features(self._features)
+            structure = jax.tree.structure(split(self._options, args, kwargs)[0])
+
+            def features(leaves: Sequence[Any]) -> jax.Array:
+                dynamic = jax.tree.unflatten(structure, leaves)
+                given, named = join(self._options, dynamic, args, kwargs)
+                return checked(*given, **named)
+
+        machine = machine_of(_device(args, kwargs))
+        traced.guide = Guide(
+            traced.blocks,
+            find_slices(traced.program, traced.blocks, machine),
+            traced.arguments,
+            [output.aval for output in traced.program.top.outputs],
+            module=None if self._module == "auto" else self._module,
+            features=features,
+            foretell=self._foretell,
+        )
+        learner = traced.guide.learner
+        if learner is not None:
+            traced.pilot_state = learner.initial()
+            if self._pilot_directory is not None:
+                # Only once: a step with other shapes is another program.
+                directory, self._pilot_directory = self._pilot_directory, None
+                traced.pilot_state = restore(directory, learner)
+
+    def _pilot_state(self) -> tuple[Any, Any]:
+        """The learner and the state of the last signature's pilot."""
+        self._ledger.wait(self)
+        traced = self._last
+        if traced is None or traced.guide is None or traced.guide.learner is None:
+            raise errors.ConfigurationError(
+                f"{self._name} has no pilot: "
+                + (
+                    "it has been neither planned nor called. Call it once."
+                    if traced is None
+                    else "the counts of all its blocks are known without one, nothing is moved, "
+                    'or pilot="off". There is nothing to save or restore.'
+                )
+            )
+        return traced.guide.learner, traced.pilot_state
+
+    def _restore_pilot(self, directory: str | os.PathLike[str]) -> None:
+        with self._lock:
+            if self._last is not None:
+                from jdynoff.pilot.store import restore
+
+                learner, _ = self._pilot_state()
+                self._last.pilot_state = restore(directory, learner)
+            else:
+                self._pilot_directory = directory
 
     def _build_call(self, positional: int) -> Any:
         options = self._options
         shifted: dict[str, Any] = {
-            "static_argnums": (0, *(n + 2 for n in options.static_argnums)),
-            "donate_argnums": tuple(n + 2 for n in options.donate_argnums),
+            "static_argnums": (0, *(n + 3 for n in options.static_argnums)),
+            "donate_argnums": tuple(n + 3 for n in options.donate_argnums),
             "donate_argnames": options.donate_argnames or None,
             "static_argnames": options.static_argnames or None,
             "keep_unused": options.keep_unused,
@@ -467,21 +631,22 @@ class Managed:
             given = options.in_shardings
             traced = positional - len(options.static_argnums)
             each = tuple(given) if isinstance(given, tuple | list) else (given,) * traced
-            shifted["in_shardings"] = (None, *each)
+            shifted["in_shardings"] = (None, None, *each)
         if options.out_shardings is not None:
-            shifted["out_shardings"] = (options.out_shardings, None)
+            shifted["out_shardings"] = (options.out_shardings, None, None, None)
 
-        def step(number: int, ticket: Any, *args: Any, **kwargs: Any) -> Any:
-            variant = self._variants.get(number)
-            if variant is None or signature(options, args, kwargs) != variant.signature:
-                raise _OtherSignature
+        def step(number: int, ticket: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+            candidate = self._programs.get(number)
+            if candidate is None:
+                raise OtherSignature
+            traced = candidate.traced
+            if signature(options, args, kwargs) != traced.signature:
+                raise OtherSignature
             started = time.perf_counter()
             dynamic, _ = split(options, args, kwargs)
-            decisions = variant.candidate
-            assert decisions is not None
-            outputs, sentinel = emit(variant.program, decisions, ticket, jax.tree.leaves(dynamic))
-            variant.emit_seconds = time.perf_counter() - started
-            return jax.tree.unflatten(variant.out_structure, outputs), sentinel
+            results = _emit(candidate, ticket, state, jax.tree.leaves(dynamic))
+            candidate.emit_seconds = time.perf_counter() - started
+            return jax.tree.unflatten(traced.out_structure, results[0]), *results[1:]
 
         step.__name__ = step.__qualname__ = self._name
         return jax.jit(
@@ -489,118 +654,88 @@ class Managed:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Planner:
-    """Plans of a managed step; nothing is run."""
+def _emit(
+    candidate: _Candidate, ticket: Any, state: Any, leaves: list[Any]
+) -> tuple[list[Any], Any, Any, Any]:
+    """Emits a step between the pilot's prediction and what it learns.
 
-    step: Managed
-    leading: tuple[Any, ...] = ()  # arguments in front of those that are given
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Plan:
-        """Plans the step for these arguments.
-
-        Args:
-          *args: arrays or `jax.ShapeDtypeStruct`s (static arguments as in a call). Structs with a
-            sharding on a described GPU plan for that GPU.
-          **kwargs: the same.
-
-        Returns:
-          The plan; it prints as a table.
-
-        Raises:
-          BudgetError: if the step cannot fit the budget.
-        """
-        ready = self.step._variant((*self.leading, *args), kwargs, with_minimum=True).ready
-        assert ready is not None
-        return ready[1].plan
-
-    def sweep(self, *args: Any, budgets: Sequence[int | str] | None = None, **kwargs: Any) -> Sweep:
-        """Plans the step for several budgets, whatever its own is.
-
-        Args:
-          *args: as in a call.
-          budgets: bytes or text such as "8GiB"; None for 100, 75, 50, 35, 25, 15 and 10% of what
-            plain JAX needs.
-          **kwargs: as in a call.
-
-        Returns:
-          The plans; they print as a table, and `.plot(path)` draws them.
-        """
-        given = None if budgets is None else [parse_bytes(budget) for budget in budgets]
-        return self.step._sweep((*self.leading, *args), kwargs, given)
+    Returns:
+      The step's flat outputs, the sentinel, what was counted, and the pilot's next state. Counted
+      are, in i32: the counters, the predicted ones, and whether the features were finite; the last
+      two only with a pilot, and nothing at all where nothing is moved.
+    """
+    traced, decisions = candidate.traced, candidate.decisions
+    program, blocks, guide = traced.program, traced.blocks, traced.guide
+    if ticket is None or not blocks.learned:
+        emitted = emit(program, decisions, ticket, leaves)
+        return emitted.outputs, emitted.sentinel, None, state
+    foreseen = pages = None
+    if guide is not None:
+        foreseen = guide.foresee(state, leaves)
+        pages = foreseen.expected_pages(held_bytes(program, blocks, decisions).by_path)
+    emitted = emit(program, decisions, ticket, leaves, counted=blocks.counted, expected_pages=pages)
+    counters = jnp.concatenate(list(emitted.counters.values()))
+    if guide is None or foreseen is None:
+        return emitted.outputs, emitted.sentinel, counters, state
+    state = guide.learn(state, foreseen, counters)
+    usable = foreseen.usable.astype(np.int32)[None]
+    counted = jnp.concatenate([counters, foreseen.counters, usable])
+    return emitted.outputs, emitted.sentinel, counted, state
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """The managed step of a class, bound to one of its objects."""
-
-    step: Managed
-    instance: Any
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step."""
-        return self.step(self.instance, *args, **kwargs)
-
-    @property
-    def plan(self) -> Planner:
-        """Plans the step without running it."""
-        return Planner(self.step, (self.instance,))
-
-    def lower(self, *args: Any, **kwargs: Any) -> ManagedLowered:
-        """Lowers the managed step."""
-        return self.step.lower(self.instance, *args, **kwargs)
-
-    def stats(self) -> StepStats:
-        """What the last completed step moved, of whichever object."""
-        return self.step.stats()
+def _observed(flight: Flight) -> dict[str, Any]:
+    """What the counters of a completed run say, as fields of `StepStats`."""
+    if flight.counted is None:
+        return {}
+    counted = np.asarray(flight.counted)
+    blocks = flight.traced.blocks
+    number = len(blocks.learned)
+    counters, predicted = counted[:number], counted[number : 2 * number]
+    path = {block.name: count for block, count in blocks.path(counters).items()}
+    right = int((predicted == counters).sum()) if predicted.size else 0
+    return {"path": path, "blocks_predicted": predicted.size, "blocks_predicted_right": right}
 
 
-@dataclasses.dataclass(frozen=True)
-class ManagedLowered:
-    """A lowered managed step; `compile()` gives its executable."""
+def _planned_blocks(traced: Traced) -> tuple[PlannedBlock, ...]:
+    """How the count of each block that depends on data is known."""
+    slices = {} if traced.guide is None else traced.guide.slices
+    found = []
+    for block in traced.blocks.blocks:
+        if block.counter is None:
+            continue
+        piece = slices.get(block.counter[0])
+        known = "counted" if traced.guide is None else "learned"
+        if block.is_twin:
+            known = "follows"
+        elif piece is not None:
+            known = "sliced"
+        cost = piece.share if piece is not None and known == "sliced" else 0.0
+        found.append(PlannedBlock(block.name, block.source, block.most, known, cost))
+    return tuple(found)
 
-    step: Managed
-    variant: _Variant
-    lowered: Any
 
-    def compile(self) -> ManagedCompiled:
-        return ManagedCompiled(self.step, self.variant, self.lowered.compile())
+def _described(args_info: Any, program: Program) -> list[tuple[str, Any, bool]]:
+    """Path, abstract value and donation of each flat argument."""
+    found = []
+    paths = jax.tree_util.tree_leaves_with_path(args_info)
+    for (path, info), value in zip(paths, program.top.inputs, strict=True):
+        # Without the level that separates positional arguments from named ones.
+        name = jax.tree_util.keystr(path[1:])
+        found.append((name, value.aval, bool(info.donated)))
+    return found
 
-    def as_text(self, *args: Any, **kwargs: Any) -> str:
-        return self.lowered.as_text(*args, **kwargs)
+
+def _like(state: Any) -> Any:
+    return None if state is None else jax.ShapeDtypeStruct(state.shape, state.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class ManagedCompiled:
-    """A compiled managed step, like `jax.stages.Compiled`; calling it runs it."""
-
-    step: Managed
-    variant: _Variant
-    compiled: Any
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not jax_compat.is_top_level():
-            return self.step(*args, **kwargs)  # which says what to do instead
-        try:
-            return self.step._run(self.variant, args, kwargs)
-        except _OtherSignature:
-            given, expected = signature(self.step._options, args, kwargs), self.variant.signature
-            raise TypeError(
-                "this compiled step was lowered for arguments of other types or structure: "
-                f"{expected.types} with static {expected.static}; it was called with {given.types} "
-                f"and static {given.static}. Call the step itself, or lower it for these."
-            ) from None
-
-    def memory_analysis(self) -> Any:
-        """XLA's figures for the managed program, without the manager's pool."""
-        return self.compiled.memory_analysis()
-
-    def cost_analysis(self) -> Any:
-        return self.compiled.cost_analysis()
-
-    def as_text(self) -> str:
-        """The scheduled HLO of the managed program."""
-        return self.compiled.as_text()
+def _check_pilot(pilot: Any) -> Any:
+    if pilot in ("auto", "off") or callable(getattr(pilot, "apply", None)):
+        return pilot
+    raise errors.ConfigurationError(
+        f'pilot={pilot!r} means nothing; give "auto", "off" or a Flax module with the call '
+        "of jdynoff.pilot.network.Network."
+    )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,18 @@ def split(
     return (positional, named), tuple(static)
 
 
+def join(
+    options: JitOptions, dynamic: tuple[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with other traced ones; the inverse of `split`."""
+    positional, named = iter(dynamic[0]), dynamic[1]
+    numbers = set(options.static_argnums)
+    joined = tuple(
+        value if number in numbers else next(positional) for number, value in enumerate(args)
+    )
+    return joined, {name: named.get(name, value) for name, value in kwargs.items()}
+
+
 def signature(options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """The signature of a call with arrays, numbers, tracers or `jax.ShapeDtypeStruct`s."""
     dynamic, static = split(options, args, kwargs)

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -84,10 +85,16 @@ std::shared_ptr<Manager> FindManager(RunKey key, Status& status) {
   return manager;
 }
 
-ffi::Error Begin(ffi::RunId run, std::int32_t device, Scalar ticket, ffi::Result<Scalar> serial) {
+// In the place of a number of pages: as the ticket was opened.
+constexpr std::uint32_t kAsOpened = 0xffffffff;
+
+ffi::Error Begin(ffi::RunId run, std::int32_t device, Scalar ticket, Scalar expected_pages,
+                 ffi::Result<Scalar> serial) {
   if (InForkedChild()) return ToError(ForkedChildStatus());
   *serial->typed_data() = 0;
-  return ToError(BeginRun(*ticket.typed_data(), {run.run_id, device}));
+  std::optional<std::uint64_t> expected;
+  if (*expected_pages.typed_data() != kAsOpened) expected = *expected_pages.typed_data();
+  return ToError(BeginRun(*ticket.typed_data(), {run.run_id, device}, expected));
 }
 
 ffi::Future Offload(ffi::RunId run, std::int32_t device, ffi::AnyBuffer source, Scalar serial,
@@ -256,7 +263,8 @@ XLA_FFI_DEFINE_HANDLER(
 
 XLA_FFI_DEFINE_HANDLER(
     kBegin, Begin,
-    ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Ret<Scalar>());
+    ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Arg<Scalar>().Ret<
+        Scalar>());
 
 XLA_FFI_DEFINE_HANDLER(kOffload, Offload,
                        ffi::Ffi::Bind()

@@ -110,7 +110,10 @@ class Manager {
   // Fails what the ticket's runs wait for, waits for its own transfers, frees all. Idempotent.
   void Close(std::uint32_t ticket);
 
-  Status Begin(std::uint32_t ticket, RunKey key);
+  // `expected_pages`: what this run will probably offload, if that is better known by now than
+  // when the ticket was opened.
+  Status Begin(std::uint32_t ticket, RunKey key,
+               std::optional<std::uint64_t> expected_pages = std::nullopt);
   Outcome Offload(RunKey key, std::span<const std::byte> source, std::uint32_t serial,
                   std::int64_t site, std::int32_t dtype, std::int32_t readers, std::uint32_t& token,
                   Done done);

@@ -27,7 +27,8 @@ double Seconds(std::int64_t nanoseconds) { return static_cast<double>(nanosecond
 
 }  // namespace
 
-Status Manager::Begin(std::uint32_t id, RunKey key) {
+Status Manager::Begin(std::uint32_t id, RunKey key,
+                      std::optional<std::uint64_t> expected_pages) {
   std::lock_guard lock(mutex_);
   const auto found = tickets_.find(id);
   if (found == tickets_.end() || found->second->closing) {
@@ -45,6 +46,7 @@ Status Manager::Begin(std::uint32_t id, RunKey key) {
   }
   found->second->runs.push_back(std::move(run));
   found->second->stats.state = "running";
+  if (expected_pages) found->second->expected_pages = *expected_pages;
   return {};
 }
 

@@ -121,7 +121,7 @@ void CloseTicket(std::uint32_t ticket) {
   }
 }
 
-Status BeginRun(std::uint32_t ticket, RunKey key) {
+Status BeginRun(std::uint32_t ticket, RunKey key, std::optional<std::uint64_t> expected_pages) {
   Registry& registry = TheRegistry();
   std::lock_guard lock(registry.mutex);
   const auto found = registry.by_ticket.find(ticket);
@@ -131,7 +131,7 @@ Status BeginRun(std::uint32_t ticket, RunKey key) {
                               "which opens one for each call"};
   }
   // Under the registry's mutex, so that a close in between cannot leave a stale run behind.
-  if (Status status = found->second->Begin(ticket, key); !status.ok()) return status;
+  if (Status status = found->second->Begin(ticket, key, expected_pages); !status.ok()) return status;
   registry.by_run.insert_or_assign(key, found->second);
   registry.runs_of_ticket[ticket].push_back(key);
   registry.ticket_of_run.insert_or_assign(key, ticket);

@@ -26,7 +26,8 @@ Status OpenTicket(const std::shared_ptr<Manager>& manager, std::uint64_t pool_by
                   std::uint64_t spill_bytes, std::uint64_t expected_bytes, std::uint32_t& ticket);
 void CloseTicket(std::uint32_t ticket);
 
-Status BeginRun(std::uint32_t ticket, RunKey key);
+Status BeginRun(std::uint32_t ticket, RunKey key,
+                std::optional<std::uint64_t> expected_pages = std::nullopt);
 // Null when no such run is open.
 std::shared_ptr<Manager> ManagerOfRun(RunKey key);
 void ForgetRun(RunKey key);

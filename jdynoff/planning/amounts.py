@@ -1,17 +1,9 @@
-"""How many bytes a set of decisions moves, and holds."""
+"""How many bytes a set of decisions moves."""
 
 from __future__ import annotations
 
-from jdynoff._native import PAGE_BYTES
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.live_ranges import executions
-
-
-def held_bytes(decisions: Decisions) -> int:
-    """Pool or disk space that the step's entries need if every path is taken, whole pages."""
-    return sum(
-        -(-site.entry_bytes // PAGE_BYTES) * PAGE_BYTES * site.entries for site in decisions.moved()
-    )
 
 
 def offloaded_bytes(decisions: Decisions) -> int:

@@ -111,6 +111,27 @@ class Forecast:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlannedBlock:
+    """One body of control flow whose count the program does not fix.
+
+    Attributes:
+      name: as in `StepStats.path`.
+      source: file:line.
+      most: how often it can run in one step; None if nothing bounds it.
+      known: how its count is known before the step runs: "sliced", computed exactly at the step's
+        start; "learned", predicted by the pilot; "follows", the same as another block's; "counted",
+        not at all, only afterwards.
+      cost: of a slice, as a share of the step's predicted time; else 0.
+    """
+
+    name: str
+    source: str
+    most: int | None
+    known: str
+    cost: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What a managed step will do; made without running it.
 
@@ -123,13 +144,15 @@ class Plan:
       memory: XLA's figures for the managed program.
       simulated_bytes: what the simulation says of its temporaries.
       pool_bytes: the manager's arena, staging included.
-      held_bytes: what the manager holds at once if every path is taken.
+      held_bytes: what the manager holds at once on the worst path.
       spill_bytes: disk space that the step reserves.
       offloaded_bytes: handed to the manager in one step, at most.
       reloaded_bytes: taken back in one step, at most.
       disk_written_bytes: of these, written to disk at most; disks wear.
       forecast: predicted times.
       sites: every residual that was considered, largest first.
+      blocks: bodies of control flow that run as often as the data says.
+      variants: programs compiled for this step: this one, and others for some of its paths.
       note: why the step runs unchanged, if it does.
       warnings: constructs that make managing pointless, with their source lines.
       profile: simulated memory over the program, as planned.
@@ -163,6 +186,8 @@ class Plan:
     compiles: int
     rewrite_seconds: float
     compile_seconds: float
+    blocks: tuple[PlannedBlock, ...] = ()
+    variants: int = 1
 
     @property
     def traffic_bytes(self) -> int:

@@ -47,13 +47,15 @@ class Load:
       offloaded_bytes: handed to the manager.
       reloaded_bytes: taken back.
       calls: offloads and reloads.
-      pool_bytes: of the offloaded ones, what need not leave the pool.
+      held_bytes: the most that is in the manager's hands at once.
+      pool_bytes: what need not leave the pool.
       temporary_bytes: of XLA.
     """
 
     offloaded_bytes: int = 0
     reloaded_bytes: int = 0
     calls: int = 0
+    held_bytes: int = 0
     pool_bytes: int = 0
     temporary_bytes: int = 0
 
@@ -64,21 +66,21 @@ class Prediction:
 
     Attributes:
       compute_seconds: with everything kept, in memory that costs nothing.
-      flops: with everything kept.
-      extra_flops: computed again.
-      extra_seconds: what that takes.
+      extra_seconds: what computing again takes.
       memory_seconds: getting XLA's temporaries.
       copy_seconds: of the processor, for copies into and out of the pool, and for the calls.
       stall_seconds: waiting for the far tier.
+      flops: with everything kept; 0 where nobody asked.
+      extra_flops: computed again; 0 where nobody asked.
     """
 
     compute_seconds: float
-    flops: float
-    extra_flops: float
     extra_seconds: float
     memory_seconds: float
     copy_seconds: float
     stall_seconds: float
+    flops: float = 0.0
+    extra_flops: float = 0.0
 
     @property
     def step_seconds(self) -> float:
@@ -100,29 +102,20 @@ class Model:
         self.compute_seconds, self.flops = self._region(program.top)
 
     def predict(self, decisions: Decisions, load: Load) -> Prediction:
-        """Predicts the time of a step that carries out `decisions`."""
-        machine = self.machine
+        """Predicts the time of a step that carries out `decisions` on its longest path."""
         extra = extra_flops = 0.0
         for operation, region in replayed(decisions):
             runs = executions(region)
-            extra += runs * self._seconds(operation)
+            extra += runs * self.seconds(operation)
             extra_flops += runs * flops(operation)
-        out = max(load.offloaded_bytes - load.pool_bytes, 0) / machine.out_bytes_per_second
-        back = max(load.reloaded_bytes - load.pool_bytes, 0) / machine.back_bytes_per_second
-        forward = _FORWARD_SHARE * self.compute_seconds
-        backward = self.compute_seconds - forward + extra
-        moved = load.offloaded_bytes + load.reloaded_bytes
-        return Prediction(
-            compute_seconds=self.compute_seconds,
-            flops=self.flops,
-            extra_flops=extra_flops,
-            extra_seconds=extra,
-            memory_seconds=load.temporary_bytes / machine.fresh_bytes_per_second,
-            copy_seconds=moved / machine.copy_bytes_per_second + load.calls * machine.call_seconds,
-            stall_seconds=max(out - forward, 0.0) + max(back - backward, 0.0),
-        )
+        found = predicted(self.machine, self.compute_seconds, extra, load)
+        return dataclasses.replace(found, flops=self.flops, extra_flops=extra_flops)
 
-    def _seconds(self, operation: Operation) -> float:
+    def weight(self, region: Region | None) -> float:
+        """Seconds of one execution of a region with everything kept, its longest path."""
+        return 0.0 if region is None else self._region(region)[0]
+
+    def seconds(self, operation: Operation) -> float:
         """Time of one execution of an operation without bodies."""
         traffic = float(sum(result.nbytes for result in operation.results))
         if operation.name in _UNFUSED:
@@ -141,7 +134,7 @@ class Model:
         seconds = work = 0.0
         for operation in region.operations:
             if not operation.bodies:
-                seconds += self._seconds(operation)
+                seconds += self.seconds(operation)
                 work += flops(operation)
                 continue
             costs = [self._region(body) for body in operation.bodies]
@@ -149,6 +142,30 @@ class Model:
             seconds += runs * max(cost[0] for cost in costs)
             work += runs * max(cost[1] for cost in costs)
         return seconds, work
+
+
+def predicted(machine: Machine, compute: float, extra: float, load: Load) -> Prediction:
+    """Puts the parts of a step's time together.
+
+    Args:
+      machine: its rates.
+      compute: seconds of the step with everything kept.
+      extra: seconds of what is computed again.
+      load: what is moved.
+    """
+    far_share = max(load.held_bytes - load.pool_bytes, 0) / max(load.held_bytes, 1)
+    out = far_share * load.offloaded_bytes / machine.out_bytes_per_second
+    back = far_share * load.reloaded_bytes / machine.back_bytes_per_second
+    forward = _FORWARD_SHARE * compute
+    backward = compute - forward + extra
+    moved = load.offloaded_bytes + load.reloaded_bytes
+    return Prediction(
+        compute_seconds=compute,
+        extra_seconds=extra,
+        memory_seconds=load.temporary_bytes / machine.fresh_bytes_per_second,
+        copy_seconds=moved / machine.copy_bytes_per_second + load.calls * machine.call_seconds,
+        stall_seconds=max(out - forward, 0.0) + max(back - backward, 0.0),
+    )
 
 
 def replayed(decisions: Decisions) -> list[tuple[Operation, Region]]:

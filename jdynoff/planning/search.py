@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from jdynoff._native import PAGE_BYTES
 from jdynoff.errors import BudgetError
-from jdynoff.planning.amounts import calls, held_bytes, offloaded_bytes, reloaded_bytes
+from jdynoff.planning.amounts import calls, offloaded_bytes, reloaded_bytes
 from jdynoff.planning.budget import MINIMUM, format_bytes
+from jdynoff.planning.by_path import Outlook, held_bytes, typical_paths
 from jdynoff.planning.decisions import Decisions, Site
 from jdynoff.planning.described import describe, planned_loops, planned_sites
 from jdynoff.planning.live_ranges import Simulation, executions
@@ -36,6 +40,7 @@ from jdynoff.planning.profile import profile
 from jdynoff.planning.remembered import Recipe, Remembered, fingerprint
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
+from jdynoff.program.blocks import Blocks
 from jdynoff.program.graph import Program
 
 # Least-memory programs are compared by simulation, which is not exact: among those within this
@@ -58,6 +63,8 @@ _MISSED = 1.3
 _MOST_COMPILES = 3
 # What a candidate must save to be compiled instead of a program that is there.
 _WORTHWHILE = 0.99
+# What a program must save on some paths to be compiled beside the one for all, as a share.
+_WORTHWHILE_VARIANT = 0.05
 
 Compile = Callable[[Decisions], Compiled]
 
@@ -85,6 +92,19 @@ class Choice:
         return self.decisions.loops or self.plan.spill_bytes > 0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Variant:
+    """One of several programs for a step, all within its budget.
+
+    Attributes:
+      choice: what it does.
+      outlook: its predicted time by path.
+    """
+
+    choice: Choice
+    outlook: Outlook
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class _Candidate:
     """Decisions at one price, and what simulation and model say of them."""
@@ -110,11 +130,13 @@ class Search:
         program: Program,
         compile_program: Compile,
         *,
+        blocks: Blocks,
         machine: Machine,
         min_bytes: int,
         price: float | None = None,
         pins: Pins | None = None,
         has_disk: bool = True,
+        conditions: tuple[Any, ...] = (),
         index_seconds: float = 0.0,
     ) -> None:
         """Simulates the unchanged step.
@@ -122,16 +144,19 @@ class Search:
         Args:
           program: the step.
           compile_program: emits and compiles decisions.
+          blocks: of the program.
           machine: its rates.
           min_bytes: arrays smaller than this are never moved.
           price: FLOPs that are paid for computing again rather than move one byte; None to choose
             by the predicted time.
           pins: the user's actions.
           has_disk: whether there is a far tier; without one the pool must hold all that is moved.
+          conditions: what else the compiled program depends on.
           index_seconds: what indexing the program took, for the plan's figures.
         """
         started = time.perf_counter()
         self.program = program
+        self.blocks = blocks
         self.limit: int | None = None
         self.min_bytes = min_bytes
         self.compile_program = compile_program
@@ -152,8 +177,10 @@ class Search:
             has_disk,
             machine,
             jax.__version__,
+            *conditions,
         )
         self.chosen: _Candidate
+        self.decided: dict[tuple[float, int | None, bool], _Candidate | None] = {}
         self.compiled: dict[int, Compiled] = {}
         self.programs: set[int] = set()  # of these, what this budget takes
         self.model = Model(program, machine)
@@ -266,7 +293,7 @@ class Search:
     ) -> _Candidate:
         """Decisions with their predicted time."""
         decisions.loops = bool(self.program.loops)
-        floor, held = self.floor(decisions), held_bytes(decisions)
+        floor, held = self.floor(decisions), self.held(decisions)
         pool = floor
         memory = self.minimum_memory
         if self.limit is not None and memory is not None:
@@ -276,6 +303,7 @@ class Search:
             offloaded_bytes=offloaded_bytes(decisions),
             reloaded_bytes=reloaded_bytes(decisions),
             calls=calls(decisions),
+            held_bytes=held,
             pool_bytes=pool,
             temporary_bytes=simulated,
         )
@@ -296,6 +324,13 @@ class Search:
         Returns:
           The candidate; None if nothing could be kept.
         """
+        key = (price, allowance, keeping)
+        if key not in self.decided:
+            self.decided[key] = self.decide_anew(*key)
+        return self.decided[key]
+
+    def decide_anew(self, price: float, allowance: int | None, keeping: bool) -> _Candidate | None:
+        """See `decide`."""
         started = time.perf_counter()
         decisions = find_sites(self.program, self.min_bytes, price, self.pins)
         simulation = Simulation(self.program, decisions, residency(self.program, decisions))
@@ -381,6 +416,69 @@ class Search:
         _, best = cheapest(evaluate, prices)
         return best
 
+    def variants(self, chosen: Choice, most: int) -> list[Variant]:
+        """The chosen program, and others that are faster on some paths.
+
+        What is worth computing again depends on how much there is to store: on a short path all of
+        it may fit the pool. So the decisions at each price are compared on paths between the
+        lightest and the heaviest, and those that save most somewhere are compiled, if they keep the
+        budget as well.
+
+        Args:
+          chosen: by `run`.
+          most: programs in all.
+        """
+        memory = chosen.plan.memory
+        limit = self.limit if self.limit is not None else chosen.plan.device_peak_bytes
+        allowance = self.chosen.simulated
+
+        def outlook(candidate: _Candidate, total_bytes: int) -> Outlook:
+            return Outlook(
+                self.program,
+                self.blocks,
+                self.model,
+                candidate.decisions,
+                pool_bytes=max(limit - total_bytes, self.floor(candidate.decisions)),
+                temporary_bytes=candidate.simulated,
+            )
+
+        found = [Variant(chosen, outlook(self.chosen, memory.total_bytes))]
+        if most < 2 or not self.blocks.learned or not chosen.moves:
+            return found
+        fixed = memory.total_bytes - memory.temporary_bytes
+        candidates = [
+            candidate
+            for price in self.prices
+            for keeping in (True, False)
+            if (candidate := self.decide(price, allowance, keeping)) is not None
+            and candidate.decisions.calls_manager()
+            and fixed + candidate.simulated + self.floor(candidate.decisions) <= limit
+        ]
+        outlooks = {
+            id(candidate): outlook(candidate, fixed + candidate.simulated)
+            for candidate in candidates
+        }
+        paths = typical_paths(self.blocks, lambda block: self.model.weight(block.region))
+        while candidates and len(found) < most:
+
+            def saved(pair: tuple[np.ndarray, _Candidate]) -> float:
+                path, candidate = pair
+                known = min(variant.outlook.predict(path).step_seconds for variant in found)
+                new: float = outlooks[id(candidate)].predict(path).step_seconds
+                return 1 - new / known
+
+            best = max(itertools.product(paths, candidates), key=saved)
+            if saved(best) < _WORTHWHILE_VARIANT:
+                break
+            candidate = best[1]
+            candidates.remove(candidate)
+            needed = self.compile(candidate)
+            if needed.total_bytes + self.floor(candidate.decisions) > limit:
+                continue
+            choice = self.choice(candidate, needed, "", chosen.plan.min_feasible_bytes)
+            found.append(Variant(choice, outlook(candidate, needed.total_bytes)))
+        return found
+
     def choice(
         self, candidate: _Candidate, memory: MemoryUse, note: str, least: int | None = None
     ) -> Choice:
@@ -402,7 +500,7 @@ class Search:
             least = min(known)
         if limit is not None and memory.total_bytes + floor > limit:
             raise self.error(limit, least, decisions)
-        held = held_bytes(decisions)
+        held = self.held(decisions)
         room = floor if limit is None else limit - memory.total_bytes
         wanted = held
         if decisions.loops:
@@ -457,9 +555,13 @@ class Search:
             extra_flops=candidate.prediction.extra_flops,
         )
 
+    def held(self, decisions: Decisions) -> int:
+        """What the manager holds at once on the worst path."""
+        return held_bytes(self.program, self.blocks, decisions).worst
+
     def floor(self, decisions: Decisions) -> int:
         """The smallest pool that the decisions can run with."""
-        held = held_bytes(decisions)
+        held = self.held(decisions)
         if self.program.loops:
             return (_MIN_POOL_BYTES if self.has_disk else held + _MIN_POOL_BYTES) + _LOOP_TOPS_BYTES
         return min(held, _MIN_POOL_BYTES) if self.has_disk else held

@@ -20,6 +20,8 @@ from jax.interpreters import ad, batching, mlir
 from jdynoff import jax_compat
 from jdynoff.errors import TransformError
 
+# In the place of a number of pages (`kAsOpened` in xla_ext/handlers.cc).
+_AS_OPENED = np.uint32(0xFFFFFFFF)
 SERIAL = jax_compat.shaped_array((), np.dtype(np.uint32))
 
 begin_p = jex_core.Primitive("jdynoff_begin")
@@ -32,9 +34,17 @@ reload_p.multiple_results = True
 TARGETS = tuple(primitive.name for primitive in (begin_p, offload_p, reload_p, end_p, after_p))
 
 
-def begin(ticket: jax.Array) -> jax.Array:
-    """Opens the run that `ticket` (u32[]) was issued for; returns the first serial (u32[])."""
-    return begin_p.bind(ticket)
+def begin(ticket: jax.Array, expected_pages: jax.Array | None = None) -> jax.Array:
+    """Opens the run that `ticket` was issued for.
+
+    Args:
+      ticket: u32[].
+      expected_pages: u32[], what the run will probably offload; None: as the ticket was opened.
+
+    Returns:
+      The first serial, u32[].
+    """
+    return begin_p.bind(ticket, _AS_OPENED if expected_pages is None else expected_pages)
 
 
 def offload(value: jax.Array, serial: jax.Array, *, site: int, readers: int) -> jax.Array:
@@ -84,15 +94,15 @@ def after(value: jax.Array, dependency: jax.Array) -> jax.Array:
     return after_p.bind(value, dependency)
 
 
-begin_p.def_abstract_eval(lambda ticket: SERIAL)
+begin_p.def_abstract_eval(lambda ticket, expected_pages: SERIAL)
 offload_p.def_abstract_eval(lambda value, serial, *, site, readers: SERIAL)
 reload_p.def_abstract_eval(lambda token, serial, *dependencies, site, aval: [aval, SERIAL])
 end_p.def_abstract_eval(lambda serial: SERIAL)
 after_p.def_abstract_eval(lambda value, dependency: value)
 
 
-def _lower_begin(ctx: Any, ticket: Any) -> Any:
-    return jax.ffi.ffi_lowering("jdynoff_begin", has_side_effect=True)(ctx, ticket)
+def _lower_begin(ctx: Any, ticket: Any, expected_pages: Any) -> Any:
+    return jax.ffi.ffi_lowering("jdynoff_begin", has_side_effect=True)(ctx, ticket, expected_pages)
 
 
 def _lower_offload(ctx: Any, value: Any, serial: Any, *, site: int, readers: int) -> Any:

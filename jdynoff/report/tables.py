@@ -54,6 +54,8 @@ def plan_table(plan: Plan) -> Group:
     parts.extend(Text(f"warning: {warning}", style="yellow") for warning in plan.warnings)
     if plan.sites:
         parts.append(_sites_table(plan))
+    if plan.blocks:
+        parts.append(_blocks_table(plan))
     return Group(*parts)
 
 
@@ -133,6 +135,21 @@ def _sites_table(plan: Plan) -> Table:
         table.add_row(
             f"{len(rest)} more", "", "", format_bytes(sum(site.bytes for site in rest)), "", "", ""
         )
+    return table
+
+
+def _blocks_table(plan: Plan) -> Table:
+    programs = f"; {plan.variants} programs, chosen by path" if plan.variants > 1 else ""
+    table = Table(title=f"blocks that depend on data{programs}", title_justify="left")
+    for name in ("block", "known beforehand"):
+        table.add_column(name, overflow="fold")
+    table.add_column("most runs", justify="right")
+    for block in plan.blocks[:_MOST_ROWS]:
+        cost = f", {100 * block.cost:.2g}% of the step" if block.known == "sliced" else ""
+        most = "no bound" if block.most is None else str(block.most)
+        table.add_row(block.name, block.known + cost, most)
+    if len(plan.blocks) > _MOST_ROWS:
+        table.add_row(f"{len(plan.blocks) - _MOST_ROWS} more", "", "")
     return table
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,11 +38,33 @@ from jdynoff.rewrite.tables import Tables, build_tables
 
 # A dependency older than this many operations no longer pins a reload to its place.
 _STALE_OPERATIONS = 3
+_NOTHING: Mapping[Operation, int] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Emitted:
+    """What an emitted step returns.
+
+    Attributes:
+      outputs: the step's flat outputs.
+      sentinel: u32[], fails when the run fails; None if nothing is moved.
+      counters: i32[n] for each counted operation, how often its blocks ran.
+    """
+
+    outputs: list[Any]
+    sentinel: jax.Array | None
+    counters: dict[Operation, jax.Array]
 
 
 def emit(
-    program: Program, decisions: Decisions, ticket: jax.Array | None, arguments: Sequence[Any]
-) -> tuple[list[Any], jax.Array | None]:
+    program: Program,
+    decisions: Decisions,
+    ticket: jax.Array | None,
+    arguments: Sequence[Any],
+    *,
+    counted: Mapping[Operation, int] = _NOTHING,
+    expected_pages: jax.Array | None = None,
+) -> Emitted:
     """Evaluates the step with its decisions carried out; to be called while tracing.
 
     Args:
@@ -50,15 +72,14 @@ def emit(
       decisions: what leaves XLA.
       ticket: u32[], names the run to the manager; None if nothing is moved.
       arguments: the step's flat arguments.
-
-    Returns:
-      The step's flat outputs, and the sentinel (u32[]): it fails when the run fails. The sentinel
-      is None if nothing is moved.
+      counted: the operations to count, with the lengths of their counters (`Blocks.counted`).
+      expected_pages: u32[], what the run will probably offload, in pages of the manager; None: as
+        its ticket says.
     """
     state = residency(program, decisions)
-    tables = build_tables(program, decisions, state, holds_calls(decisions))
+    tables = build_tables(program, decisions, state, holds_calls(decisions), counted)
     emitter = _Emitter(tables)
-    return emitter.step(program.top, ticket, arguments)
+    return emitter.step(program.top, ticket, arguments, expected_pages)
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
@@ -87,15 +108,21 @@ class _Emitter:
         self.serial: Any = None
         self.first_serial: Any = None
         self.arguments: dict[Value, Any] = {}
+        self.counters: dict[Operation, Any] = {
+            operation: jnp.zeros(length, np.int32) for operation, length in tables.counted.items()
+        }
 
-    def step(self, top: Region, ticket: Any, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
-        self.serial = transfer.begin(ticket) if ticket is not None else None
+    def step(
+        self, top: Region, ticket: Any, arguments: Sequence[Any], expected_pages: Any
+    ) -> Emitted:
+        self.serial = transfer.begin(ticket, expected_pages) if ticket is not None else None
         self.first_serial = self.serial
         self.arguments = dict(zip(top.inputs, arguments, strict=True))
         scope = _Scope(top, dict(self.arguments), {})
         self.operations(scope)
         outputs = [self.read(scope, output) for output in top.outputs]
-        return outputs, transfer.end(self.serial) if ticket is not None else None
+        sentinel = transfer.end(self.serial) if ticket is not None else None
+        return Emitted(outputs, sentinel, self.counters)
 
     def operations(self, scope: _Scope) -> None:
         control_flow = {"scan": self.scan, "cond": self.cond, "while": self.while_loop}
@@ -116,7 +143,29 @@ class _Emitter:
             else:
                 with jax_compat.equation_context(operation.eqn):
                     results = control_flow[operation.kind](scope, operation)
+            self.count(scope, operation, results)
             self.store(scope, operation, results)
+
+    def count(self, scope: _Scope, operation: Operation, results: Sequence[Any]) -> None:
+        """Counts the branch that was taken, or the trips of a `jdynoff.while_loop`."""
+        length = self.tables.counted.get(operation)
+        if length is None or operation.kind == "while":
+            return
+        if operation.kind == "loop":
+            taken = results[-2].astype(np.int32)[None]
+        else:
+            index = self.read(scope, operation.operands[0], operation)
+            index = jnp.clip(jnp.asarray(index, np.int32), 0, length - 1)
+            taken = (jnp.arange(length) == index).astype(np.int32)
+        self.counters[operation] += taken
+
+    def counted_in(self, operation: Operation) -> list[Any]:
+        """The counters that bodies of `operation` advance."""
+        return [self.counters[inner] for inner in self.tables.counted_in.get(operation, ())]
+
+    def set_counters(self, operation: Operation, counters: Sequence[Any]) -> None:
+        inside = self.tables.counted_in.get(operation, ())
+        self.counters.update(zip(inside, counters, strict=True))
 
     def store(self, scope: _Scope, operation: Operation, results: Sequence[Any]) -> None:
         consumed_reload = any(
@@ -394,7 +443,8 @@ class _Emitter:
         outside = self.outside(scope, body)
 
         def iteration(carried: Any, slices: Any) -> Any:
-            state, serial = carried
+            state, serial, counters = carried
+            self.set_counters(operation, counters)
             arrays, tokens, read_again = slices
             values = dict(constants)
             values.update(zip(body.inputs[spec.num_consts : first], state, strict=True))
@@ -409,11 +459,11 @@ class _Emitter:
                 state = [
                     self.array(inner, body.outputs[number], operation) for number in keep_carry
                 ]
-                return (state, self.serial), ys
+                return (state, self.serial, self.counted_in(operation)), ys
 
-        (state, serial), ys = lax.scan(
+        (state, serial, counters), ys = lax.scan(
             iteration,
-            (carry, self.serial if calls else None),
+            (carry, self.serial if calls else None, self.counted_in(operation)),
             xs,
             length=spec.length,
             reverse=spec.reverse,
@@ -421,6 +471,7 @@ class _Emitter:
         )
         if calls:
             self.serial = serial
+        self.set_counters(operation, counters)
         self.take_exports(scope, body, ys[len(keep) :])
         results: list[Any] = [*state, *([None] * (len(operation.results) - spec.num_carry))]
         for number, array in zip(keep, ys, strict=False):
@@ -443,20 +494,25 @@ class _Emitter:
         ]
         calls = operation in self.tables.calling
         outside = {body: self.outside(scope, body) for body in operation.bodies}
+        before = self.counted_in(operation)
 
         def branch(body: Region) -> Any:
             def run() -> Any:
                 values = {body.inputs[number - 1]: array for number, array in operands.items()}
+                self.set_counters(operation, before)
                 with self.serial_inside(self.serial):
                     inner = self.child(body, values, tokens, outside[body])
                     self.operations(inner)
-                    return self.outputs(inner, keep), self.serial if calls else None
+                    arrays = self.outputs(inner, keep)
+                    return arrays, self.serial if calls else None, self.counted_in(operation)
 
             return run
 
-        arrays, serial = lax.switch(index, [branch(body) for body in operation.bodies])
+        branches = [branch(body) for body in operation.bodies]
+        arrays, serial, counters = lax.switch(index, branches)
         if calls:
             self.serial = serial
+        self.set_counters(operation, counters)
         self.take_exports(scope, operation.bodies[0], arrays[len(keep) :])
         results: list[Any] = [None] * len(operation.results)
         for number, array in zip(keep, arrays, strict=False):
@@ -481,16 +537,25 @@ class _Emitter:
             return self.array(inner, cond.outputs[0], operation)
 
         def iteration(carried: Any) -> Any:
-            state, serial = carried
+            state, serial, counters = carried
+            self.set_counters(operation, counters)
             values = dict(zip(body.inputs, [*body_constants, *state], strict=True))
             with self.serial_inside(serial):
                 inner = self.child(body, values, (), {})
                 self.operations(inner)
-                return self.outputs(inner, range(len(body.outputs))), self.serial
+                if operation in self.tables.counted:
+                    self.counters[operation] += 1
+                state = self.outputs(inner, range(len(body.outputs)))
+                return state, self.serial, self.counted_in(operation)
 
-        state, serial = lax.while_loop(test, iteration, (carry, self.serial if calls else None))
+        state, serial, counters = lax.while_loop(
+            test,
+            iteration,
+            (carry, self.serial if calls else None, self.counted_in(operation)),
+        )
         if calls:
             self.serial = serial
+        self.set_counters(operation, counters)
         return list(state)
 
 

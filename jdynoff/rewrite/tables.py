@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Mapping
 
 from jdynoff.planning.decisions import Decisions, Replay, Site, Spill
 from jdynoff.planning.residency import Residency
@@ -34,12 +35,18 @@ class Tables:
     touched: set[Operation]  # control flow that must be emitted anew
     calling: set[Operation]  # control flow that calls the manager inside
     residency: Residency
+    counted: Mapping[Operation, int]  # operations that have a counter, and its length
+    counted_in: dict[Operation, list[Operation]]  # of these, the ones that bodies contain
 
 
 def build_tables(
-    program: Program, decisions: Decisions, residency: Residency, calling: set[Operation]
+    program: Program,
+    decisions: Decisions,
+    residency: Residency,
+    calling: set[Operation],
+    counted: Mapping[Operation, int],
 ) -> Tables:
-    """One walk over the decisions."""
+    """One walk over the decisions, and one over what is counted."""
     tables = Tables(
         exports=defaultdict(list),
         imports=defaultdict(list),
@@ -50,6 +57,8 @@ def build_tables(
         touched=set(),
         calling=calling,
         residency=residency,
+        counted=counted,
+        counted_in=defaultdict(list),
     )
     for site in decisions.sites:
         if site.carried_out and site.node is not None:
@@ -63,6 +72,15 @@ def build_tables(
         _touch_around(spill.value.region, tables)
     for loop in program.loops:
         _touch_around(loop.region, tables)
+    for operation in counted:
+        if operation.kind == "while":  # counts its own iterations
+            tables.touched.add(operation)
+            tables.counted_in[operation].append(operation)
+        owner = operation.region.owner
+        while owner is not None:
+            tables.touched.add(owner)
+            tables.counted_in[owner].append(operation)
+            owner = owner.region.owner
     for operation in list(tables.touched):
         _touch_around(operation.region, tables)
     return tables

@@ -48,14 +48,15 @@ def test_each_rate_has_its_part(program: Any) -> None:
             offloaded_bytes=1_000,
             reloaded_bytes=3_000,
             calls=6,
-            pool_bytes=400,
+            held_bytes=500,
+            pool_bytes=200,
             temporary_bytes=5_000,
         ),
     )
     assert found.memory_seconds == 5.0
     assert found.copy_seconds == pytest.approx(4_000 / 1e4 + 6 * 0.5)
     third = model.compute_seconds / 3
-    out, back = 600 / 100.0, 2_600 / 200.0
+    out, back = 600 / 100.0, 1_800 / 200.0  # three fifths of what is held do not fit
     assert found.stall_seconds == pytest.approx(
         max(out - third, 0) + max(back - (model.compute_seconds - third), 0)
     )

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from jdynoff._native import Manager
-from jdynoff.planning.amounts import held_bytes
+from jdynoff.planning.by_path import held_bytes
 from jdynoff.planning.decisions import Decisions, Site
 from jdynoff.planning.live_ranges import Simulation
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
 from jdynoff.primitives import transfer
+from jdynoff.program.blocks import Blocks, find_blocks
 from jdynoff.program.build import build
 from jdynoff.program.graph import Program
 from jdynoff.program.order import shorten_live_ranges
@@ -27,12 +28,15 @@ from jdynoff.rewrite.emit import emit
 from tests.programs.example import quick
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Rewritten:
     """A step under one set of decisions, compiled."""
 
+    program: Program
+    blocks: Blocks
     decisions: Decisions
     compiled: Any
+    counters: Any = None  # of the last run, one array for each counted operation
 
     def run(
         self, arguments: tuple[Any, ...], manager: Manager, pool_bytes: int | None = None
@@ -47,11 +51,11 @@ class Rewritten:
         Returns:
           The step's results and the manager's record of the run.
         """
-        held = held_bytes(self.decisions)
+        held = held_bytes(self.program, self.blocks, self.decisions).worst
         pool = held if pool_bytes is None else pool_bytes
         ticket = manager.open(pool, held if pool < held else 0, expected_bytes=held)
         try:
-            results, sentinel = self.compiled(np.uint32(ticket), *arguments)
+            results, sentinel, self.counters = self.compiled(np.uint32(ticket), *arguments)
             jax.block_until_ready(results)
             assert int(sentinel) == ticket
         finally:
@@ -102,10 +106,13 @@ def rewrite(step: Callable[..., Any], arguments: tuple[Any, ...], **choices: Any
     transfer.register_handlers()
     program, structure = program_of(step, arguments)
     decisions = decide(program, **choices)
+    blocks = find_blocks(program)
 
     def rewritten(ticket: Any, *arguments: Any) -> Any:
-        results, sentinel = emit(program, decisions, ticket, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(structure, results), sentinel
+        leaves = jax.tree.leaves(arguments)
+        emitted = emit(program, decisions, ticket, leaves, counted=blocks.counted)
+        results = jax.tree.unflatten(structure, emitted.outputs)
+        return results, emitted.sentinel, list(emitted.counters.values())
 
     lowered = quick(rewritten).lower(np.uint32(0), *arguments)
-    return Rewritten(decisions, lowered.compile())
+    return Rewritten(program, blocks, decisions, lowered.compile())

@@ -14,6 +14,7 @@ import pytest
 
 import jdynoff
 from jdynoff.planning.sites import find_sites
+from jdynoff.program.blocks import find_blocks
 from jdynoff.program.build import build
 from jdynoff.program.graph import Value
 from jdynoff.program.order import shorten_live_ranges
@@ -171,9 +172,11 @@ def test_work_grows_with_the_size_of_the_program(make: Callable[[int], Any]) -> 
             for region in program.regions:
                 shorten_live_ranges(region)
             decisions = decide(program)
+            counted = find_blocks(program).counted
 
             def rewritten(ticket: Any, *leaves: Any) -> Any:
-                return emit(program, decisions, ticket, leaves)
+                emitted = emit(program, decisions, ticket, leaves, counted=counted)
+                return emitted.outputs, emitted.sentinel, list(emitted.counters.values())
 
             jax.jit(rewritten).trace(np.uint32(0), *jax.tree.leaves(arguments))
 

@@ -211,6 +211,22 @@ TEST(expected_bytes_start_the_writes_before_the_pool_runs_low) {
   CHECK(run.Stats().bytes_written > 0);
 }
 
+TEST(a_run_that_begins_with_less_expected_leaves_all_in_the_pool) {
+  auto manager = MakeDiskManager();
+  std::uint32_t ticket = 0;
+  CHECK_OK(OpenTicket(manager, 32 * kMiB, 64 * kMiB, 64 * kMiB, ticket));
+  const RunKey key{std::int64_t{1} << 40, 0};
+  CHECK_OK(BeginRun(ticket, key, 12 * kMiB / kPageBytes));
+  std::uint32_t token = 0;
+  for (int i = 0; i < 12; ++i) {
+    Waiter waiter;
+    CHECK_OK(waiter.Wait(manager->Offload(key, MakeBytes(kMiB, 1), token, 1, Driver::kDtype, 1,
+                                          token, waiter.done())));
+  }
+  CloseTicket(ticket);
+  CHECK_EQ(manager->Stats(ticket)->bytes_written, 0u);
+}
+
 TEST(an_overrun_of_the_reservation_grows_it) {
   auto manager = MakeDiskManager();
   Driver run(manager, kMiB, kMiB);

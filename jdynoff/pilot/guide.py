@@ -1,0 +1,164 @@
+"""The pilot of one traced step: what it predicts, from what, inside the step's own program.
+
+Before the step's first operation the guide computes the batch's features, the counters that can be
+sliced, and the pilot's prediction of the others; the bytes that this path needs go to the manager
+with `begin`. After the last one the pilot learns from what was counted. All of it is traced into
+the step's executable, so it costs no call and no synchronisation.
+
+The trap: the state must survive a step that fails. `Managed` therefore hands in the state that the
+last *completed* step returned, never one that is still in flight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jdynoff import jax_compat
+from jdynoff._native import PAGE_BYTES
+from jdynoff.pilot.features import Argument, batch_features, batch_positions, finite
+from jdynoff.pilot.idioms import IDIOMS, idioms, position
+from jdynoff.pilot.learner import Described, Learner
+from jdynoff.pilot.slicing import Slice
+from jdynoff.planning.by_path import Linear
+from jdynoff.program.blocks import Block, Blocks
+from jdynoff.program.graph import Operation
+
+# What the manager takes for a number of pages; the largest one has another meaning.
+_MOST_PAGES = np.float32(2**31)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Foreseen:
+    """What is known of a step before it runs.
+
+    Attributes:
+      features: f32[F] of the batch.
+      usable: bool[], whether all of them are finite.
+      counters: i32[n], predicted, in the order of `Blocks.learned`.
+    """
+
+    features: jax.Array
+    usable: jax.Array
+    counters: jax.Array
+
+    def expected_pages(self, needed: Linear) -> jax.Array:
+        """Pages (u32[]) that the manager will probably be given."""
+        per_count = jnp.asarray(needed.per_count / PAGE_BYTES, np.float32)
+        pages = needed.fixed / PAGE_BYTES + jnp.dot(per_count, self.counters.astype(np.float32))
+        return jnp.clip(jnp.ceil(pages), 0, _MOST_PAGES).astype(np.uint32)
+
+
+class Guide:
+    """Predicts the counters of one program.
+
+    Attributes:
+      slices: the counters that are computed instead of predicted.
+      learned: the blocks that the pilot predicts.
+      learner: the pilot; None if there is nothing left to predict.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        slices: dict[Operation, Slice],
+        arguments: Sequence[Argument],
+        outputs: Sequence[Any],
+        *,
+        module: Any = None,
+        features: Callable[[Sequence[Any]], jax.Array] | None = None,
+        foretell: Callable[[Sequence[Any]], jax.Array] | None = None,
+    ) -> None:
+        """Chooses the batch's arrays and builds the pilot.
+
+        Args:
+          blocks: of the program.
+          slices: of some of its counted operations.
+          arguments: the step's flat arguments: path, abstract value, whether it is donated.
+          outputs: abstract values of its flat outputs.
+          module: a Flax module in the place of the pilot's own network.
+          foretell: i32[n], the counters from the step's flat arguments, instead of the pilot's
+            predictions; for experiments.
+          features: f32[F] from the step's flat arguments; None for the batch's statistics.
+
+        Raises:
+          ConfigurationError: for a module or a function of features that returns the wrong thing.
+        """
+        self.blocks = blocks
+        self.slices = slices
+        self._foretell = foretell
+        self.learned = [block for block in blocks.learned if _operation(block) not in slices]
+        positions = batch_positions(arguments, outputs)
+        self._features = features or (
+            lambda leaves: batch_features([leaves[number] for number in positions])
+        )
+        self.learner: Learner | None = None
+        if self.learned:
+            structs = [jax_compat.struct_of(aval) for _, aval, _ in arguments]
+            count = int(jax.eval_shape(self._features, structs).shape[0])
+            described = [
+                Described(block.name, describe(block, number, len(self.learned)), block.most)
+                for number, block in enumerate(self.learned)
+            ]
+            self.learner = Learner(described, count, module)
+
+    def foresee(self, state: Any, leaves: Sequence[Any]) -> Foreseen:
+        """Predicts the path of a step. Traceable.
+
+        Args:
+          state: f32[n] of the pilot; None without one.
+          leaves: the step's flat arguments.
+        """
+        features, usable = jnp.zeros(0), jnp.bool_(True)
+        if self._foretell is not None:
+            return Foreseen(features, usable, self._foretell(leaves))
+        if self.learner is not None:
+            features, usable = finite(self._features(leaves))
+        computed = {operation: piece.evaluate(leaves) for operation, piece in self.slices.items()}
+        parts = []
+        predicted: Iterator[jax.Array] = iter(())
+        if self.learner is not None:
+            guessed = self.learner.predict(state, features)
+            predicted = iter([guessed[number] for number in range(len(self.learned))])
+        for block in self.blocks.learned:
+            operation, position = block.counter  # type: ignore[misc]
+            known = computed.get(operation)
+            parts.append(next(predicted) if known is None else known[position])
+        return Foreseen(features, usable, jnp.stack(parts).astype(np.int32))
+
+    def learn(self, state: Any, foreseen: Foreseen, counters: jax.Array) -> Any:
+        """The pilot's next state, from what was counted (i32[n]). Traceable."""
+        if self.learner is None or self._foretell is not None:
+            return state
+        mine = [
+            number
+            for number, block in enumerate(self.blocks.learned)
+            if _operation(block) not in self.slices
+        ]
+        # What is not finite was replaced for the prediction; the pilot learns nothing from it.
+        features = jnp.where(foreseen.usable, foreseen.features, jnp.nan)
+        return self.learner.update(state, features, counters[np.asarray(mine)])
+
+
+def describe(block: Block, number: int, total: int) -> np.ndarray:
+    """f32[D]: the idioms of a block, and where it stands."""
+    kinds = np.zeros(len(IDIOMS)) if block.region is None else idioms(block.region)
+    place = [float(_depth(block)), np.log1p(block.most or 0.0)]
+    return np.concatenate([kinds, position(number, total), place]).astype(np.float32)
+
+
+def _depth(block: Block) -> int:
+    return 0 if block.parent is None else 1 + _depth(block.parent)
+
+
+def _operation(block: Block) -> Operation:
+    assert block.counter is not None
+    return block.counter[0]
+
+
+__all__ = ["Foreseen", "Guide"]

@@ -1,0 +1,88 @@
+"""Counters of blocks against a run of the program by hand, twins of the backward pass included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jdynoff.program.blocks import find_blocks
+from tests.programs import branches, loops
+from tests.programs.example import Example, normal
+from tests.programs.interpret import count_bodies
+from tests.programs.rewritten import program_of, rewrite
+
+EXAMPLES = [*branches.EXAMPLES, *loops.EXAMPLES]
+
+
+def assert_counted(step: Any, arguments: tuple[Any, ...], manager: Any) -> None:
+    rewritten = rewrite(step, arguments)
+    rewritten.run(arguments, manager)
+    counts = count_bodies(rewritten.program, jax.tree.leaves(arguments))
+    counters = np.concatenate([np.zeros(0, int), *map(np.asarray, rewritten.counters)])
+    for block, count in rewritten.blocks.path(counters.tolist()).items():
+        if block.region is not None:
+            assert count == counts[block.region], block.name
+            assert block.most is None or count <= block.most
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_every_block_is_counted(example: Example, manager: Any) -> None:
+    """Also those that are not counted: scans, and the backward pass by the forward pass."""
+    assert_counted(example.step, example.arguments(), manager)
+
+
+def gated(checkpoint: bool) -> Any:
+    def layer(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+        def gate(x: jax.Array) -> jax.Array:
+            return jax.lax.cond(jnp.sum(x) > 0, lambda x: jnp.tanh(x @ weight), jnp.sin, x)
+
+        return (jax.checkpoint(gate) if checkpoint else gate)(x), None
+
+    return jax.grad(lambda weights, x: jnp.sum(jax.lax.scan(layer, x, weights)[0]))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_backward_pass_is_known_by_the_forward_pass(checkpoint: bool, manager: Any) -> None:
+    arguments = normal(0, 6, 4, 4), normal(1, 3, 4)
+    program, _ = program_of(gated(checkpoint), arguments)
+    blocks = find_blocks(program)
+    assert len(blocks.counted) == 1
+    assert sum(block.is_twin for block in blocks.blocks) >= 2
+    assert_counted(gated(checkpoint), arguments, manager)
+
+
+def test_conditionals_on_different_values_are_counted_apart(manager: Any) -> None:
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def one(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            carry = jax.lax.cond(row[0] > 0, jnp.sin, jnp.cos, carry)
+            return jax.lax.cond(carry[0] > 0, jnp.sin, jnp.cos, carry), None
+
+        first, _ = jax.lax.scan(one, x[0], x)
+        second, _ = jax.lax.scan(one, x[0], y)
+        return first + second
+
+    arguments = normal(0, 7, 3), normal(1, 7, 3)
+    program, _ = program_of(step, arguments)
+    assert len(find_blocks(program).counted) == 4
+    assert_counted(step, arguments, manager)
+
+
+def test_inner_branches_follow_through_a_branch_around_them(manager: Any) -> None:
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def inner(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            return jax.lax.cond(jnp.sum(x) > 0, lambda x: jnp.tanh(x @ weight), jnp.cos, x), None
+
+        def outer(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, None]:
+            deep = lambda x: jax.lax.scan(inner, x, weights)[0]  # noqa: E731
+            return jax.lax.cond(x[0, 0] > 0, deep, jnp.sin, x), None
+
+        return jax.grad(lambda weights: jnp.sum(jax.lax.scan(outer, x, weights)[0]))(weights)
+
+    arguments = normal(0, 5, 3, 4, 4), normal(1, 3, 4)
+    program, _ = program_of(step, arguments)
+    assert len(find_blocks(program).counted) == 2
+    assert_counted(step, arguments, manager)
