@@ -687,13 +687,18 @@ def _observed(flight: Flight) -> dict[str, Any]:
     """What the counters of a completed run say, as fields of `StepStats`."""
     if flight.counted is None:
         return {}
-    counted = np.asarray(flight.counted)
+    counted = np.asarray(flight.counted).tolist()
     blocks = flight.traced.blocks
-    number = len(blocks.learned)
-    counters, predicted = counted[:number], counted[number : 2 * number]
+    names = [block.name for block in blocks.learned]
+    counters = counted[: len(names)]
     path = {block.name: count for block, count in blocks.path(counters).items()}
-    right = int((predicted == counters).sum()) if predicted.size else 0
-    return {"path": path, "blocks_predicted": predicted.size, "blocks_predicted_right": right}
+    predicted = dict(zip(names, counted[len(names) : 2 * len(names)], strict=False))
+    return {
+        "path": path,
+        "predicted": predicted,
+        "blocks_predicted": len(predicted),
+        "blocks_predicted_right": sum(path[name] == count for name, count in predicted.items()),
+    }
 
 
 def _planned_blocks(traced: Traced) -> tuple[PlannedBlock, ...]:

@@ -94,13 +94,13 @@ class Guide:
         self._foretell = foretell
         self.learned = [block for block in blocks.learned if _operation(block) not in slices]
         positions = batch_positions(arguments, outputs)
-        self._features = features or (
+        self.features = features or (
             lambda leaves: batch_features([leaves[number] for number in positions])
         )
         self.learner: Learner | None = None
         if self.learned:
             structs = [jax_compat.struct_of(aval) for _, aval, _ in arguments]
-            count = int(jax.eval_shape(self._features, structs).shape[0])
+            count = int(jax.eval_shape(self.features, structs).shape[0])
             described = [
                 Described(block.name, describe(block, number, len(self.learned)), block.most)
                 for number, block in enumerate(self.learned)
@@ -118,7 +118,7 @@ class Guide:
         if self._foretell is not None:
             return Foreseen(features, usable, self._foretell(leaves))
         if self.learner is not None:
-            features, usable = finite(self._features(leaves))
+            features, usable = finite(self.features(leaves))
         computed = {operation: piece.evaluate(leaves) for operation, piece in self.slices.items()}
         parts = []
         predicted: Iterator[jax.Array] = iter(())

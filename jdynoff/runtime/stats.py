@@ -31,6 +31,8 @@ class StepStats:
         read_ahead_misses: Reloads that had to wait for the disk.
         site_counts: How often each site was passed, by site id.
         path: How often each block ran, by block; empty where nothing was counted.
+        predicted: What was predicted, by block; only blocks whose count neither the program nor
+            another block tells.
         blocks_predicted: Blocks whose count was predicted.
         blocks_predicted_right: Of these, the ones whose prediction was right.
     """
@@ -48,6 +50,7 @@ class StepStats:
     read_ahead_misses: int = 0
     site_counts: Mapping[int, int] = dataclasses.field(default_factory=dict)
     path: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    predicted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     blocks_predicted: int = 0
     blocks_predicted_right: int = 0
 

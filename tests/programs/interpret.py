@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jdynoff import jax_compat
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
+from tests.programs.rewritten import Rewritten
 
 
 def count_bodies(program: Program, arguments: Sequence[Any]) -> Counter[Region]:
@@ -18,6 +20,16 @@ def count_bodies(program: Program, arguments: Sequence[Any]) -> Counter[Region]:
     counts: Counter[Region] = Counter()
     _run(program.top, list(arguments), counts)
     return counts
+
+
+def assert_counted(rewritten: Rewritten, arguments: Any) -> None:
+    """Asserts that the last run has counted every block right, twins included."""
+    counts = count_bodies(rewritten.program, jax.tree.leaves(arguments))
+    counters = np.concatenate([np.zeros(0, int), *map(np.asarray, rewritten.counters)])
+    for block, count in rewritten.blocks.path(counters.tolist()).items():
+        if block.region is not None:
+            assert count == counts[block.region], block.name
+            assert block.most is None or count <= block.most
 
 
 def _run(region: Region, inputs: list[Any], counts: Counter[Region]) -> list[Any]:

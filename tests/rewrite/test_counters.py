@@ -6,33 +6,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jdynoff.program.blocks import find_blocks
 from tests.programs import branches, loops
 from tests.programs.example import Example, normal
-from tests.programs.interpret import count_bodies
+from tests.programs.interpret import assert_counted
 from tests.programs.rewritten import program_of, rewrite
 
 EXAMPLES = [*branches.EXAMPLES, *loops.EXAMPLES]
 
 
-def assert_counted(step: Any, arguments: tuple[Any, ...], manager: Any) -> None:
+def run_and_count(step: Any, arguments: tuple[Any, ...], manager: Any) -> None:
     rewritten = rewrite(step, arguments)
     rewritten.run(arguments, manager)
-    counts = count_bodies(rewritten.program, jax.tree.leaves(arguments))
-    counters = np.concatenate([np.zeros(0, int), *map(np.asarray, rewritten.counters)])
-    for block, count in rewritten.blocks.path(counters.tolist()).items():
-        if block.region is not None:
-            assert count == counts[block.region], block.name
-            assert block.most is None or count <= block.most
+    assert_counted(rewritten, arguments)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_every_block_is_counted(example: Example, manager: Any) -> None:
     """Also those that are not counted: scans, and the backward pass by the forward pass."""
-    assert_counted(example.step, example.arguments(), manager)
+    run_and_count(example.step, example.arguments(), manager)
 
 
 def gated(checkpoint: bool) -> Any:
@@ -52,7 +46,7 @@ def test_the_backward_pass_is_known_by_the_forward_pass(checkpoint: bool, manage
     blocks = find_blocks(program)
     assert len(blocks.counted) == 1
     assert sum(block.is_twin for block in blocks.blocks) >= 2
-    assert_counted(gated(checkpoint), arguments, manager)
+    run_and_count(gated(checkpoint), arguments, manager)
 
 
 def test_conditionals_on_different_values_are_counted_apart(manager: Any) -> None:
@@ -68,7 +62,7 @@ def test_conditionals_on_different_values_are_counted_apart(manager: Any) -> Non
     arguments = normal(0, 7, 3), normal(1, 7, 3)
     program, _ = program_of(step, arguments)
     assert len(find_blocks(program).counted) == 4
-    assert_counted(step, arguments, manager)
+    run_and_count(step, arguments, manager)
 
 
 def test_inner_branches_follow_through_a_branch_around_them(manager: Any) -> None:
@@ -85,4 +79,4 @@ def test_inner_branches_follow_through_a_branch_around_them(manager: Any) -> Non
     arguments = normal(0, 5, 3, 4, 4), normal(1, 3, 4)
     program, _ = program_of(step, arguments)
     assert len(find_blocks(program).counted) == 2
-    assert_counted(step, arguments, manager)
+    run_and_count(step, arguments, manager)

@@ -1,0 +1,1 @@
+"""What the pilot is worth, workload by workload: memory, quality, time, errors, cost."""
