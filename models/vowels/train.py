@@ -6,6 +6,7 @@ python -m models.vowels.train [--budget min] [--epochs 40]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,9 +17,65 @@ import optax
 import jdynoff
 from models.vowels import data
 from models.vowels.model import Recurrent, initial_parameters, logits, loss
+from models.workload import (
+    Metrics,
+    State,
+    Workload,
+    chosen_size,
+    correct_and_count,
+    gradient_step,
+)
 
 BATCH = 30
 LEARNING_RATE = 1e-2
+# Features and series in a batch.
+SIZES = {"small": (32, 30), "full": (512, 90)}
+_STEPS = 360
+
+
+def make(size: str = "small", seed: int = 0) -> Workload:
+    """The workload; its path is the number of trips.
+
+    Args:
+      size: "small" for tests, "full" for measurements.
+      seed: of the parameters.
+
+    Raises:
+      DataError: the series are not cached and cannot be fetched.
+    """
+    features, size_of_batch = chosen_size(size, SIZES)
+    model = Recurrent(features)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(LEARNING_RATE))
+    parameters = initial_parameters(model, jax.random.key(seed))
+    splits = {"train": data.load("TRAIN"), "test": data.load("TEST")}
+
+    def weighted(parameters: Any, batch: data.Series) -> tuple[jax.Array, Metrics]:
+        return loss(model, parameters, *batch), {"path": jnp.max(batch.lengths)}
+
+    def score(parameters: Any, batch: data.Series) -> Metrics:
+        scores = logits(model, parameters, batch.values, batch.lengths)
+        sums = correct_and_count(scores, batch.speakers, jnp.ones(len(batch.speakers)))
+        return {"path": jnp.max(batch.lengths), **sums}
+
+    def batches(split: str, seed: int) -> Iterator[data.Series]:
+        series = splits[split]
+        order = np.arange(len(series.lengths))
+        if split == "train":
+            order = np.random.default_rng(seed).permutation(order)
+        for chosen in np.split(order, range(size_of_batch, len(order), size_of_batch)):
+            yield data.Series(*(part[chosen] for part in series))
+
+    frequent = np.bincount(splits["train"].speakers).argmax()
+    return Workload(
+        name="vowels",
+        step=gradient_step(weighted, optimizer),
+        state=State(parameters, optimizer.init(parameters)),
+        batches=batches,
+        score=score,
+        sliceable=True,
+        steps=_STEPS,
+        baseline=float(np.mean(splits["test"].speakers == frequent)),
+    )
 
 
 def train(

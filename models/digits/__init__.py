@@ -1,0 +1,1 @@
+"""A residual network of data-dependent depth and width: which digit is it?"""

@@ -1,0 +1,86 @@
+"""Trains the network of data-dependent depth on handwritten digits, plain or managed.
+
+python -m models.digits.train [--budget min] [--steps 400] [--seed 0] [--size small]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from rich.console import Console
+from rich.table import Table
+
+from models.digits import data
+from models.digits.network import Network, Settings, initial_parameters, loss, score
+from models.training import main
+from models.workload import State, Workload, chosen_size, gradient_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A size of the workload."""
+
+    settings: Settings
+    batch: int
+    steps: int
+    learning_rate: float
+
+
+SIZES = {
+    "small": Size(
+        Settings(4, 16, (16, 64), sure=0.7, nearly_sure=0.5),
+        batch=48,
+        steps=200,
+        learning_rate=1e-2,
+    ),
+    "full": Size(Settings(8, 64, (64, 256)), batch=120, steps=160, learning_rate=2e-3),
+}
+_WARM_UP = 20  # steps
+
+
+def make(size: str = "small", seed: int = 0) -> Workload:
+    """The workload.
+
+    Args:
+      size: "small" for tests, "full" for measurements.
+      seed: of the parameters.
+    """
+    chosen: Size = chosen_size(size, SIZES)
+    network = Network(chosen.settings)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0, chosen.learning_rate, _WARM_UP, chosen.steps, chosen.learning_rate / 10
+    )
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    parameters = initial_parameters(network, jax.random.key(seed))
+    return Workload(
+        name="digits",
+        step=gradient_step(partial(loss, network), optimizer),
+        state=State(parameters, optimizer.init(parameters)),
+        batches=lambda split, seed: data.batches(split, chosen.batch, seed),
+        score=partial(score, network),
+        sliceable=False,
+        steps=chosen.steps,
+        baseline=data.baseline(),
+    )
+
+
+def report(workload: Workload, parameters: Any, console: Console) -> None:
+    """Prints what the blocks did for each test batch, from easy to hard."""
+    table = Table(title="test batches, from easy to hard", title_justify="left")
+    for column in ("blocks run", "wide", "accuracy"):
+        table.add_column(column, justify="right")
+    run = jax.jit(workload.score)
+    for batch in workload.batches("test", 0):
+        metrics = run(parameters, batch)
+        path = metrics["path"]
+        accuracy = metrics["correct"] / metrics["count"]
+        table.add_row(f"{(path > 0).sum()}", f"{(path == 2).sum()}", f"{accuracy:.3f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(make, __doc__, report)
