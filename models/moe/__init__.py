@@ -1,0 +1,1 @@
+"""A mixture of experts, one a sequence and layer: which character comes next in the source?"""
