@@ -1,0 +1,1 @@
+"""A Tree-LSTM over syntax trees: does a function return a value?"""
