@@ -77,6 +77,11 @@ class Ready:
         """The decisions for all paths."""
         return self.options[0][1].choice
 
+    @property
+    def uses_disk(self) -> bool:
+        """Whether any of the programs may need it: they share one manager."""
+        return any(variant.choice.uses_disk for _, variant in self.options)
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Traced:
@@ -292,7 +297,7 @@ class Managed:
         book, plan = self._ledger, choice.plan
         manager = traced.manager
         if manager is None:
-            tiers = self._tiers if choice.uses_disk else ()
+            tiers = self._tiers if traced.ready.uses_disk else ()
             manager = traced.manager = manager_for(tiers, verify=self._verify)
         open_ticket = functools.partial(
             manager.open, choice.ticket_pool_bytes, plan.spill_bytes, expected_bytes=plan.held_bytes

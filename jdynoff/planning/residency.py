@@ -105,8 +105,8 @@ def _serve(node: Node, state: Residency) -> None:
     if isinstance(node, Leaf):
         state.late.update(node.consumed)
         return
-    if node.result >= 0:
-        state.served.update(node.consumers)
+    # Those of an added base have no operand for it.
+    state.served.update(use for use in node.consumers if use[1] >= 0)
     inner = (node.inner,) if isinstance(node, ScanNode) else node.branches
     for child in inner:
         if child is not None:

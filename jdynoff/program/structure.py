@@ -36,7 +36,9 @@ class ScanNode:
     """Both sides are scans of one length: one leaf, or deeper structure, per iteration."""
 
     producer: Operation
-    result: int  # result number of `producer`; -1 for a value that it does not return by itself
+    # Result number of `producer`; -1 for a value that it does not return by itself, of which an
+    # operand of it may still be what `consumers` read.
+    result: int
     consumers: tuple[Use, ...]
     inner: Node
 
@@ -153,9 +155,51 @@ def _descend(
             tuple(value.uses[0] for value in values),
             tuple(path for _, path in reading),
         )
+        if deeper is None:
+            deeper = _into_branches(
+                produced,
+                tuple(value.uses[0] for value in values),
+                tuple(path for _, path in reading),
+            )
         if deeper is not None:
             return deeper
     return Leaf(produced, values)
+
+
+def _into_branches(produced: Value, uses: tuple[Use, ...], pairs: tuple[Pairs, ...]) -> Node | None:
+    """A value that some branches of the consuming side need, and the others do not.
+
+    It is made before the producing side's conditional, which is given it as well; moved by its
+    branches, nothing is moved where nobody needs it. Newer versions of JAX save an operand of a
+    conditional once, instead of once for each branch.
+    """
+    if any(operation.kind != "cond" or number == 0 for operation, number in uses):
+        return None
+    for producer, given in produced.uses:
+        if producer.kind != "cond" or given == 0:
+            continue
+        if not all(
+            operation is not producer
+            and len(operation.bodies) == len(producer.bodies)
+            and corresponds(operation.operands[0], producer.operands[0], path)
+            for path, (operation, _) in zip(pairs, uses, strict=True)
+        ):
+            continue
+        branches = tuple(
+            _descend(
+                body.inputs[given - 1],
+                tuple(operation.bodies[branch].inputs[number - 1] for operation, number in uses),
+                tuple(
+                    (*path, (producer, operation, branch))
+                    for path, (operation, _) in zip(pairs, uses, strict=True)
+                ),
+            )
+            for branch, body in enumerate(producer.bodies)
+        )
+        shapes = {token_shape(branch) for branch in branches if branch is not None}
+        if len(shapes) == 1 and None in branches:
+            return CondNode(producer, -1, uses, branches)
+    return None
 
 
 def token_shape(node: Node) -> tuple[int, ...]:

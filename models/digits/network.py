@@ -48,7 +48,7 @@ class Settings:
 class Neighbours(nn.Module):
     """A 3 x 3 convolution of each channel by itself, written as nine shifts.
 
-    XLA runs convolutions inside branches on a CPU without its fast library, a hundred times slower.
+    On a CPU, XLA runs convolutions inside of control flow without its fast library.
     """
 
     @nn.compact
