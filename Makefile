@@ -22,7 +22,7 @@ OTHER_TESTS = tests/manager tests/rewrite tests/managed tests/planning tests/loo
 # Not here: `table` runs most of these again, `alphafold_memory` takes JAX's CUDA plugin, and
 # `alphafold_training` half an hour and more.
 BENCHMARKS = memory planner planner_gap alphafold_trunk memory_limit beyond_memory call_overhead spill_bandwidth \
-    while_loop
+    while_loop pilot
 
 export CMAKE_BUILD_PARALLEL_LEVEL = $(BUILD_JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

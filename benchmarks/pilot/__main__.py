@@ -45,7 +45,7 @@ def run(quick: bool) -> list[Claim]:
         found += quality.claims(recording, offline=not quick)
         found += quality.ablation(recording)
         found += worth.claims(recording, plain, _BUDGETS, rounds)
-        found += worth.mispredictions(recording, half, rounds)
+        found += worth.mispredictions(recording, rounds)
         found += cost.claims(recording, 10 * rounds)
     return found
 
