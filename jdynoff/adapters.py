@@ -39,7 +39,15 @@ def adapt(fun: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Any]) ->
                     "function and manage that."
                 )
             clone = copy.copy(fun)
-            return Adapted(clone, attribute, wrap(_of(clone, inner)))
+            managed = wrap(_of(clone, inner))
+            if managed.has_features:
+                raise ConfigurationError(
+                    f"features= was given with {module}.{type(fun).__name__}, whose inner function "
+                    "has the library's own arguments instead of the step's. Leave it out (the "
+                    "batch's statistics are used), or split the state by hand around a plain "
+                    "jax.jit function."
+                )
+            return Adapted(clone, attribute, managed)
     return wrap(fun)
 
 
@@ -92,6 +100,11 @@ class Adapted:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the managed step."""
         return self._ask(self.managed.lower, args, kwargs)
+
+    @property
+    def pilot(self) -> Any:
+        """What the pilot has learned."""
+        return self.managed.pilot
 
     def stats(self) -> Any:
         """What the last completed step moved."""

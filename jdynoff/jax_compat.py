@@ -210,12 +210,22 @@ def counts_trips(eqn: Any) -> bool:
     return bool(eqn.primitive.name == "jdynoff_while_forward")
 
 
+_UNREPEATABLE = frozenset({"ffi_call", "infeed", "rng_uniform"})
+
+
+def is_repeatable(eqn: Any) -> bool:
+    """Whether an equation gives the same results for the same operands, and does nothing else."""
+    name = eqn.primitive.name
+    return not eqn.effects and name not in _UNREPEATABLE and "callback" not in name
+
+
 def comparable_params(eqn: Any) -> str | None:
     """The parameters of an equation as text, equal only for equations that do the same.
 
-    None where that cannot be told: with effects, or with a program inside.
+    None where that cannot be told: with a program inside, or where the result is not a function of
+    the operands.
     """
-    if eqn.effects or any(True for _ in _core.jaxprs_in_params(eqn.params)):
+    if not is_repeatable(eqn) or any(True for _ in _core.jaxprs_in_params(eqn.params)):
         return None
     return repr(sorted((name, str(value)) for name, value in eqn.params.items()))
 

@@ -325,8 +325,7 @@ class Managed:
         assert traced.ready is not None
         assert traced.guide is not None
         if traced.foresee is None:
-            guide = traced.guide
-            traced.foresee = jax.jit(lambda state, leaves: guide.foresee(state, leaves).counters)
+            traced.foresee = _foresee(traced.guide, traced.arguments)
         leaves = jax.tree.leaves(split(self._options, args, kwargs)[0])
         counters = np.asarray(traced.foresee(traced.pilot_state, leaves))
         number, variant = min(
@@ -371,6 +370,11 @@ class Managed:
         return Planner(self)
 
     @property
+    def has_features(self) -> bool:
+        """Whether the pilot is given features by a function of the user's."""
+        return self._features is not None
+
+    @property
     def pilot(self) -> Pilot:
         """What the pilot has learned: `step.pilot.save(...)`, `step.pilot.restore(...)`."""
         return Pilot(self)
@@ -381,7 +385,8 @@ class Managed:
         assert traced.ready is not None
         number, choice = traced.ready.number, traced.ready.choice
         ticket = _ANY_TICKET if choice.moves else None
-        lowered = self._call.lower(number, ticket, _like(traced.pilot_state), *args, **kwargs)
+        state = _like(traced.pilot_state) if choice.moves else None
+        lowered = self._call.lower(number, ticket, state, *args, **kwargs)
         return ManagedLowered(self, traced, lowered)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
@@ -568,17 +573,22 @@ class Managed:
         from jdynoff.pilot.slicing import find_slices
         from jdynoff.pilot.store import restore
 
+        machine = machine_of(_device(args, kwargs))
         features = None
         if self._features is not None:
             checked = checked_features(self._features)
             structure = jax.tree.structure(split(self._options, args, kwargs)[0])
+            # Without the arrays: they would live as long as the step.
+            static = set(self._options.static_argnums)
+            args = tuple(arg if n in static else None for n, arg in enumerate(args))
+            names = self._options.static_argnames
+            kwargs = {name: arg if name in names else None for name, arg in kwargs.items()}
 
             def features(leaves: Sequence[Any]) -> jax.Array:
                 dynamic = jax.tree.unflatten(structure, leaves)
                 given, named = join(self._options, dynamic, args, kwargs)
                 return checked(*given, **named)
 
-        machine = machine_of(_device(args, kwargs))
         traced.guide = Guide(
             traced.blocks,
             find_slices(traced.program, traced.blocks, machine),
@@ -686,6 +696,18 @@ def _emit(
     usable = foreseen.usable.astype(np.int32)[None]
     counted = jnp.concatenate([counters, foreseen.counters, usable])
     return emitted.outputs, emitted.sentinel, counted, state
+
+
+def _foresee(guide: Guide, arguments: list[tuple[str, Any, bool]]) -> Any:
+    """The prediction alone: pilot's state and flat arguments to counters."""
+
+    def foresee(state: Any, leaves: list[Any]) -> jax.Array:
+        given = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        if given != [(aval.shape, aval.dtype) for _, aval, _ in arguments]:
+            raise OtherSignature
+        return guide.foresee(state, leaves).counters
+
+    return jax.jit(foresee)
 
 
 def _observed(flight: Flight) -> dict[str, Any]:

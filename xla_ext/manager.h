@@ -183,6 +183,7 @@ class Manager {
   // transfer_choice.cc
   bool Pushing(const Run& run) const;
   std::uint64_t LowWaterPages(const Ticket& ticket) const;
+  bool WillFit(const Ticket& ticket) const;
   bool WantsWrite(const Ticket& ticket, const Run& run) const;
   bool PickJob(Job& job);
   bool PickCopyIn(Ticket& ticket, Run& run, Job& job);

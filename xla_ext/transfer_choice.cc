@@ -26,6 +26,12 @@ std::uint64_t Manager::LowWaterPages(const Ticket& ticket) const {
   return std::min<std::uint64_t>(ticket.quota_pages / 4, kLowWaterBytes / kPageBytes);
 }
 
+// Whether the step is expected to need no more than the pool, and has not needed more than expected.
+bool Manager::WillFit(const Ticket& ticket) const {
+  return ticket.expected_pages > 0 && ticket.expected_pages <= ticket.quota_pages &&
+         ticket.stats.bytes_offloaded <= ticket.expected_pages * kPageBytes;
+}
+
 bool Manager::WantsWrite(const Ticket& ticket, const Run& run) const {
   if (run.dirty.empty() || !ticket.write_failure.ok()) return false;
   std::uint64_t wanted = 0;
@@ -35,7 +41,7 @@ bool Manager::WantsWrite(const Ticket& ticket, const Run& run) const {
   if (waiting) wanted = PagesFor(op->entry->units[op->next].bytes);
   // Of another run of the ticket, whose own entries may all be written or read already.
   if (ticket.waiting > 0) wanted = std::max<std::uint64_t>(wanted, PagesFor(UnitBytes(ticket)));
-  if (Pushing(run)) wanted = std::max(wanted, LowWaterPages(ticket));
+  if (Pushing(run) && !WillFit(ticket)) wanted = std::max(wanted, LowWaterPages(ticket));
   const std::uint64_t coming =
       ticket.quota_pages - ticket.used_pages + ticket.clean_pages + ticket.writing_pages;
   if (coming < wanted) return true;

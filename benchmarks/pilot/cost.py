@@ -14,7 +14,7 @@ _SHARE = 1.0  # % of the step
 _BYTES = 1 << 20
 
 
-def claims(recording: Recording, rounds: int) -> list[Claim]:
+def claims(recording: Recording, rounds: int, bounds: bool) -> list[Claim]:
     """Time of features, prediction and learning alone, against the step's."""
     guide, name = recording.guide, recording.workload.name
     batch = recording.batches[-1]
@@ -43,7 +43,7 @@ def claims(recording: Recording, rounds: int) -> list[Claim]:
             "",
             100 * share,
             "%",
-            _SHARE,
+            _SHARE if bounds else None,
             note=f"{100 * low:.2f} to {100 * high:.2f}, {1e6 * times['pilot'].median:.0f} us of "
             f"{1e3 * times['step'].median:.0f} ms",
         ),

@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from models.workload import Workload
 
 import jdynoff
+from models.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class Recording:
 
     Attributes:
       workload: what was trained.
+      options: of all managed steps, beside the budget.
       managed: the step that was trained with, and its pilot.
       state: after the last step.
       batches: the last ones.
@@ -36,6 +37,7 @@ class Recording:
     """
 
     workload: Workload
+    options: dict[str, Any]
     managed: Any
     state: Any
     batches: list[Any]
@@ -57,16 +59,19 @@ def endless(workload: Workload, seed: int) -> Iterator[Any]:
         yield from workload.batches("train", seed + number)
 
 
-def record(workload: Workload, steps: int, keep: int, seed: int = 0) -> Recording:
+def record(
+    workload: Workload, options: dict[str, Any], steps: int, keep: int, seed: int = 0
+) -> Recording:
     """Trains with the least memory and the usual pilot.
 
     Args:
       workload: what to train.
+      options: of `jdynoff.managed`, beside the budget.
       steps: how many.
       keep: how many of the last batches to keep.
       seed: of the order of the batches.
     """
-    managed = jdynoff.managed(jax.jit(workload.step), budget="min")
+    managed = jdynoff.managed(jax.jit(workload.step), budget="min", **options)
     state, batches = workload.state, []
     features, counters, predicted = [], [], []
     see: Any = None
@@ -83,6 +88,7 @@ def record(workload: Workload, steps: int, keep: int, seed: int = 0) -> Recordin
     learned = [block.name for block in guide.learned]
     return Recording(
         workload,
+        options,
         managed,
         state,
         batches,

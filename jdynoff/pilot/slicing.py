@@ -23,10 +23,10 @@ from jdynoff.planning.machine import Machine
 from jdynoff.planning.predict import Model
 from jdynoff.program.blocks import Blocks
 from jdynoff.program.build import build
-from jdynoff.program.graph import Operation, Program
+from jdynoff.program.graph import Operation, Program, Region
 from jdynoff.rewrite.emit import emit
 
-# Of the predicted time of the step.
+# Of the predicted time of the step, all slices together.
 _CHEAP_SHARE = 0.01
 # A loop whose length is not known is taken for one of so many trips.
 _TRIPS = 1000
@@ -68,22 +68,39 @@ def find_slices(program: Program, blocks: Blocks, machine: Machine) -> dict[Oper
         return [emitted.counters[operation] for operation in counted]
 
     whole = jax_compat.trace(counters, [value.aval for value in program.top.inputs])
-    found: dict[Operation, Slice] = {}
+    found: list[Slice] = []
     for number, operation in enumerate(counted):
         jaxpr, inputs = jax_compat.needed_for(whole, number)
-        if jax_compat.jaxpr_effects(jaxpr):
-            continue
         part = build(jaxpr)
         inside = [one for region in part.regions for one in region.operations]
         # A `jdynoff.while_loop` that keeps its trips would keep them twice.
-        if any("callback" in one.name or one.kind == "loop" for one in inside):
+        if any(one.kind == "loop" or not _is_pure(one) for one in inside):
             continue
         seconds = Model(part, machine).compute_seconds
-        if any(one.kind == "while" for one in inside):
-            seconds *= _TRIPS
-        if seconds <= _CHEAP_SHARE * total:
-            found[operation] = Slice(operation, seconds, seconds / total, jaxpr, tuple(inputs))
-    return found
+        seconds *= _TRIPS ** max((_whiles_around(region) for region in part.regions), default=0)
+        share = seconds / max(total, 1e-12)
+        found.append(Slice(operation, seconds, share, jaxpr, tuple(inputs)))
+    # The cheapest first, as long as all of them together are cheap.
+    chosen: dict[Operation, Slice] = {}
+    left = _CHEAP_SHARE
+    for piece in sorted(found, key=lambda piece: piece.share):
+        if piece.share > left:
+            break
+        chosen[piece.operation] = piece
+        left -= piece.share
+    return chosen
+
+
+def _is_pure(operation: Operation) -> bool:
+    return bool(operation.bodies) or jax_compat.is_repeatable(operation.eqn)
+
+
+def _whiles_around(region: Region) -> int:
+    count = 0
+    while region.owner is not None:
+        count += region.owner.kind == "while"
+        region = region.owner.region
+    return count
 
 
 __all__ = ["Slice", "find_slices"]

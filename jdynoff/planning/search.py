@@ -205,6 +205,7 @@ class Search:
         """
         self.limit = None if budget == MINIMUM else int(budget)
         self.programs.clear()
+        self.decided.clear()  # their times are those of another budget
         key = fingerprint(self.program, budget, always_minimum, *self.conditions)
         recipe = self.remembered.read(key)
         choice = None if recipe is None else self.repeat(recipe)
@@ -417,7 +418,7 @@ class Search:
         return best
 
     def variants(self, chosen: Choice, most: int) -> list[Variant]:
-        """The chosen program, and others that are faster on some paths.
+        """The programs that are the fastest on some paths, the one for the heaviest path first.
 
         What is worth computing again depends on how much there is to store: on a short path all of
         it may fit the pool. So the decisions at each price are compared on paths between the
@@ -477,7 +478,12 @@ class Search:
                 continue
             choice = self.choice(candidate, needed, "", chosen.plan.min_feasible_bytes)
             found.append(Variant(choice, outlook(candidate, needed.total_bytes)))
-        return found
+        # Only those that are the fastest somewhere; the one for the heaviest path comes first.
+        best = [
+            min(found, key=lambda variant: variant.outlook.predict(path).step_seconds)
+            for path in reversed(paths)
+        ]
+        return list(dict.fromkeys(best))
 
     def choice(
         self, candidate: _Candidate, memory: MemoryUse, note: str, least: int | None = None

@@ -154,7 +154,7 @@ def _reach(
             for value, origin in replay.origins.items()
             if isinstance(origin, Own)
         )
-        if replay.rebuilds or replay.origins:
+        if values:  # what inner bodies ask for may follow from nothing, such as an iota
             decisions.replays[pair.consumer] = replay
 
 

@@ -225,10 +225,11 @@ class _Numbering:
             outside = self.resolve(outside)
             made = outside.producer if isinstance(outside, Value) else None
             if owner.kind == "scan" and is_scanned(owner, operand.index):
-                assert isinstance(outside, Value)
-                if not is_stacked(outside) or made is None:
+                if made is None or not isinstance(outside, Value) or not is_stacked(outside):
                     break
-                if made.spec.length != owner.spec.length:
+                # Made at the same place of a nest of loops of the same lengths, and not by a loop
+                # whose slices this one takes all of in each iteration of a loop around it.
+                if self.region(made.bodies[0]) != self.region(operand.region):
                     break
                 operand = made.bodies[0].outputs[outside.index]
                 continue
@@ -250,7 +251,9 @@ class _Numbering:
         )
         producer = value.producer
         if producer is None:
-            return self._number(("slice", *numbers) if numbers else value)
+            # Of several loops in a nest, the one that takes the slices.
+            slicing = self.region(value.region)
+            return self._number(("slice", slicing, *numbers) if numbers else value)
         params = jax_compat.comparable_params(producer.eqn) if _is_plain(producer) else None
         if params is None:
             return self._number(value)

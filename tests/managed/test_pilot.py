@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 import jdynoff
 from jdynoff.planning.machine import ASSUMED_CPU
-from tests.programs.dynamic import LAYERS, batch, chosen, growing, parameters
+from tests.programs.dynamic import LAYERS, ROWS, batch, chosen, growing, parameters
 from tests.programs.example import difference_in_ulps
 
 DEPTHS = (3, 12, 7, 15, 5, 9)
@@ -253,3 +255,30 @@ def test_short_paths_get_a_program_of_their_own() -> None:
     assert len(used) > 1  # bytes stored by a layer differ between the programs
     alone = jdynoff.managed(jax.jit(growing), budget=budget, variants=1)
     assert alone.plan(state, batch(3)).variants == 1
+
+
+@pytest.mark.usefixtures("slow_disk")
+def test_several_programs_and_several_signatures() -> None:
+    """Arguments of another number or type are noticed before a program is chosen for them."""
+    state = parameters()
+    step = jdynoff.managed(jax.jit(growing), budget="11MiB")
+    for more in ({}, {"y": jnp.zeros(3)}, {}, {"x": batch(4)["x"][: ROWS // 2]}, {"z": 1.0}, {}):
+        given = {**batch(4), **more}
+        same(jax.jit(growing)(state, given), step(state, given))
+        assert depth_of(step.stats()) == 4
+
+
+def test_features_do_not_keep_the_arguments() -> None:
+    step = make(features=lambda state, batch: jnp.stack([jnp.std(batch["x"])]))
+    given = batch(3)
+    alive = weakref.ref(given["x"])
+    jax.block_until_ready(step(parameters(), given))
+    del given
+    gc.collect()
+    assert alive() is None
+
+
+def test_features_of_another_librarys_step_are_refused() -> None:
+    equinox = pytest.importorskip("equinox")
+    with pytest.raises(jdynoff.ConfigurationError, match="features="):
+        jdynoff.managed(equinox.filter_jit(growing), features=lambda state, batch: jnp.zeros(1))

@@ -252,6 +252,42 @@ def constant_stack() -> Example:
     return Example("constant-stack", step, lambda: (normal(1, 4), normal(2, DEPTH, 4)))
 
 
+def numbered_in_branch() -> Example:
+    """A loop in a branch that counts: its slices follow from nothing that is stored."""
+
+    def loss(parameters: Any, x: jax.Array, choices: jax.Array) -> jax.Array:
+        def counted(x: jax.Array, weight: Any) -> jax.Array:
+            def again(x: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+                return jnp.tanh(x * (1 + 0.1 * number)) @ weight["in"] @ weight["out"], None
+
+            return lax.scan(again, x, jnp.arange(2, dtype=x.dtype))[0]
+
+        def body(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+            choice, weight = inputs
+            return lax.cond(choice > 0, lambda x: counted(x, weight), jnp.sin, x), None
+
+        x, _ = lax.scan(body, x, (choices, parameters))
+        return jnp.mean(x**2)
+
+    return Example(
+        "counting-loop-in-branch", descend(loss), lambda: (weights(), batch(), _choices())
+    )
+
+
+def constant_choices() -> Example:
+    """A scan over an array that the step has captured decides which branch runs."""
+    choices = _choices()
+
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+            choice, weight = inputs
+            return lax.cond(choice > 0, lambda x: layer(x, weight), jnp.cos, x), None
+
+        return jnp.mean(lax.scan(body, x, (choices, parameters))[0] ** 2)
+
+    return Example("branches-by-a-constant", descend(loss), _plain_arguments)
+
+
 def _plain_arguments() -> tuple[Any, ...]:
     return weights(), batch()
 
@@ -270,4 +306,6 @@ EXAMPLES = [
     constants_of_branches(),
     constant_and_array(),
     constant_stack(),
+    numbered_in_branch(),
+    constant_choices(),
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jdynoff.program.blocks import find_blocks
@@ -80,3 +81,54 @@ def test_inner_branches_follow_through_a_branch_around_them(manager: Any) -> Non
     program, _ = program_of(step, arguments)
     assert len(find_blocks(program).counted) == 2
     run_and_count(step, arguments, manager)
+
+
+def nest(first: Any, second: Any) -> Any:
+    """Two nests of loops over the same array, with a conditional in each."""
+
+    def step(p: jax.Array) -> jax.Array:
+        def loops(test: Any) -> jax.Array:
+            def outer(x: jax.Array, a: jax.Array) -> tuple[jax.Array, None]:
+                def inner(x: jax.Array, b: jax.Array) -> tuple[jax.Array, None]:
+                    return jax.lax.cond(test(a, b), jnp.sin, jnp.cos, x), None
+
+                return jax.lax.scan(inner, x, p)
+
+            return jax.lax.scan(outer, jnp.float32(1.0), p)[0]
+
+        return loops(first) + loops(second)
+
+    return step
+
+
+def test_which_loop_of_a_nest_takes_the_slices_is_told_apart(manager: Any) -> None:
+    p = jnp.array([0.0, 0.0, 1.0, 2.0])
+    for first, second in (
+        (lambda a, b: a == b, lambda a, b: a == a),
+        (lambda a, b: a == a, lambda a, b: b == b),
+        (lambda a, b: a > 0, lambda a, b: b > 0),
+    ):
+        step = nest(first, second)
+        program, _ = program_of(step, (p,))
+        assert len(find_blocks(program).counted) == 2
+        run_and_count(step, (p,), manager)
+    program, _ = program_of(nest(lambda a, b: a < b, lambda a, b: a < b), (p,))
+    assert len(find_blocks(program).counted) == 1
+
+
+def test_draws_and_callbacks_are_never_taken_for_the_same_value() -> None:
+    def draws(x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            drawn = jax.lax.rng_uniform(0.0, 1.0, ())
+            x = jax.lax.cond(drawn > 0.5, jnp.sin, jnp.cos, x)
+        return x
+
+    def callbacks(x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            drawn = jax.pure_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), np.float32))
+            x = jax.lax.cond(drawn > 0.5, jnp.sin, jnp.cos, x)
+        return x
+
+    for step in (draws, callbacks):
+        program, _ = program_of(step, (jnp.float32(1.0),))
+        assert len(find_blocks(program).counted) == 2
