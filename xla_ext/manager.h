@@ -69,6 +69,8 @@ struct TicketStats {
   std::string error;  // the first failure, with its code; empty if none
 };
 
+// "offload", "reload" and "discard" are the step's operations, from their call to their end;
+// "write" and "read" one transfer of an I/O thread, whole pages, named after its first entry.
 struct Event {
   const char* operation = "";
   std::int64_t site = 0;
@@ -165,6 +167,8 @@ class Manager {
   void CompleteIfDone(Run& run);
   void FinishOperation(Run& run, Operation& op);
   void NoteFailure(Ticket& ticket, const Status& status);
+  void Note(Ticket& ticket, const char* operation, std::int64_t site, std::uint64_t bytes,
+            std::int64_t start_ns);
 
   // units.cc
   bool TakePages(Ticket& ticket, std::size_t count, std::vector<std::byte*>& pages, bool evict);
@@ -197,6 +201,7 @@ class Manager {
   void Wake();
   void WakeFor(const Ticket& ticket, const Run& run);
   void Execute(Job& job, std::unique_lock<std::mutex>& lock);
+  void NoteTransfer(const Job& job, const char* operation, std::int64_t start_ns);
   void ExecuteCopyIn(Job& job, std::unique_lock<std::mutex>& lock);
   void ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock);
   void ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock);

@@ -6,9 +6,17 @@
 // units themselves.
 #pragma once
 
+#include <chrono>
+
 #include "manager.h"
 
 namespace jdynoff {
+
+inline std::int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 // Where a unit is: the run's set that holds it.
 enum class Manager::Where { kNowhere, kDirty, kClean, kAbsent };

@@ -4,7 +4,6 @@
 // is left to the I/O threads (transfers.cc). The trap: whoever changes what a pending operation
 // waits for, or its status, calls CompleteIfDone afterwards, or the step hangs.
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "completion_pool.h"
@@ -17,18 +16,11 @@ constexpr std::size_t kLogEventsKept = 200'000;
 // Reads and writes alternate in some programs; the last few operations tell which phase it is.
 constexpr std::uint32_t kRecentMask = 0xff;
 
-std::int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 double Seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
 
 }  // namespace
 
-Status Manager::Begin(std::uint32_t id, RunKey key,
-                      std::optional<std::uint64_t> expected_pages) {
+Status Manager::Begin(std::uint32_t id, RunKey key, std::optional<std::uint64_t> expected_pages) {
   std::lock_guard lock(mutex_);
   const auto found = tickets_.find(id);
   if (found == tickets_.end() || found->second->closing) {
@@ -259,9 +251,7 @@ Status Manager::Discard(RunKey key, std::uint32_t token, std::uint32_t serial, s
       return status;
     }
     ++ticket.stats.entries_discarded;
-    if (log_enabled_ && ticket.log.size() < kLogEventsKept) {
-      ticket.log.push_back({"discard", site, found->second->bytes, start_ns, NowNs()});
-    }
+    Note(ticket, "discard", site, found->second->bytes, start_ns);
     FreeEntry(*run, token);
     WakeFor(ticket, *run);
   }
@@ -329,6 +319,12 @@ void Manager::FailStuck(Ticket& ticket) {
   }
 }
 
+void Manager::Note(Ticket& ticket, const char* operation, std::int64_t site, std::uint64_t bytes,
+                   std::int64_t start_ns) {
+  if (!log_enabled_ || ticket.log.size() >= kLogEventsKept) return;
+  ticket.log.push_back({operation, site, bytes, start_ns, NowNs()});
+}
+
 void Manager::CompleteIfDone(Run& run) {
   Operation* op = run.operation.get();
   if (op == nullptr || !op->armed || op->busy > 0) return;
@@ -347,10 +343,7 @@ void Manager::FinishOperation(Run& run, Operation& op) {
     (op.is_offload ? ticket.stats.offload_stall_seconds : ticket.stats.reload_stall_seconds) +=
         Seconds(end_ns - op.start_ns);
   }
-  if (log_enabled_ && ticket.log.size() < kLogEventsKept) {
-    ticket.log.push_back(
-        {op.is_offload ? "offload" : "reload", entry.site, entry.bytes, op.start_ns, end_ns});
-  }
+  Note(ticket, op.is_offload ? "offload" : "reload", entry.site, entry.bytes, op.start_ns);
   if (!op.status.ok()) {
     NoteFailure(ticket, op.status);
   } else if (!op.is_offload) {

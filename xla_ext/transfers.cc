@@ -104,6 +104,12 @@ void Manager::Execute(Job& job, std::unique_lock<std::mutex>& lock) {
   }
 }
 
+void Manager::NoteTransfer(const Job& job, const char* operation, std::int64_t start_ns) {
+  std::uint64_t pages = 0;
+  for (const Unit* unit : job.units) pages += PagesFor(unit->bytes);
+  Note(*job.ticket, operation, job.units.front()->entry->site, pages * kPageBytes, start_ns);
+}
+
 void Manager::ExecuteCopyIn(Job& job, std::unique_lock<std::mutex>& lock) {
   Unit& unit = *job.units.front();
   Operation& op = *job.operation;
@@ -147,10 +153,12 @@ void Manager::ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock) {
   if (options_.verify) {
     for (Unit* unit : job.units) unit->checksum = ChecksumOf(*unit);
   }
+  const std::int64_t start_ns = NowNs();
   const Status status = far_->Write(SegmentsOf(job.units));
   lock.lock();
   --in_far_tier_;
   Ticket& ticket = *job.ticket;
+  if (status.ok()) NoteTransfer(job, "write", start_ns);
   for (Unit* unit : job.units) {
     ticket.writing_pages -= unit->pages.size();
     unit->writing = false;
@@ -167,9 +175,11 @@ void Manager::ExecuteWrite(Job& job, std::unique_lock<std::mutex>& lock) {
 
 void Manager::ExecuteRead(Job& job, std::unique_lock<std::mutex>& lock) {
   lock.unlock();
+  const std::int64_t start_ns = NowNs();
   const Status status = far_->Read(SegmentsOf(job.units));
   lock.lock();
   --in_far_tier_;
+  if (status.ok()) NoteTransfer(job, "read", start_ns);
   // What follows may take a while, and the next transfer need not wait for it.
   if (options_.verify || job.run->operation != nullptr) Wake();
   std::vector<bool> intact(job.units.size(), true);
@@ -238,6 +248,7 @@ void Manager::ExecuteBouncedRead(Job& job, std::unique_lock<std::mutex>& lock) {
   Operation& op = *job.operation;
   std::byte* target = op.target + unit.index * op.unit_bytes;
   lock.unlock();
+  const std::int64_t start_ns = NowNs();
   Status status;
   Checksum sum;
   std::size_t done = 0;
@@ -264,6 +275,7 @@ void Manager::ExecuteBouncedRead(Job& job, std::unique_lock<std::mutex>& lock) {
   --op.busy;
   if (status.ok()) {
     job.ticket->stats.bytes_read += PagesFor(unit.bytes) * kPageBytes;
+    NoteTransfer(job, "read", start_ns);
     FinishUnitOfReload(*job.run, op, unit);
   } else {
     if (op.status.ok()) op.status = status;

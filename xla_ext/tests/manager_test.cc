@@ -279,6 +279,27 @@ TEST(the_log_tells_what_happened_in_order) {
   CHECK(log[0].end_ns <= log[1].start_ns);
 }
 
+TEST(the_log_tells_each_transfer) {
+  for (std::uint64_t pool : {std::uint64_t{16} << 10, kMiB}) {  // the smaller one reads past it
+    auto manager = MakeDiskManager();
+    manager->EnableLog(true);
+    Driver run(manager, pool, 0);
+    RoundTrip(run, 12, 434'567, true);
+    CHECK_OK(run.End());
+    const TicketStats stats = run.Stats();
+    std::uint64_t written = 0;
+    std::uint64_t read = 0;
+    for (const Event& event : manager->Log(run.ticket())) {
+      CHECK(event.start_ns <= event.end_ns);
+      if (std::string(event.operation) == "write") written += event.bytes;
+      if (std::string(event.operation) == "read") read += event.bytes;
+    }
+    CHECK(read > 0);
+    CHECK_EQ(written, stats.bytes_written);
+    CHECK_EQ(read, stats.bytes_read);
+  }
+}
+
 TEST(every_flipped_bit_changes_the_checksum) {
   Bytes data = MakeBytes(1000, 3);
   Checksum whole;
