@@ -106,6 +106,10 @@ class Adapted:
         """What the pilot has learned."""
         return self.managed.pilot
 
+    def calibrate(self) -> Any:
+        """Corrects this machine's rates by real steps: `with step.calibrate(): ...`."""
+        return self.managed.calibrate()
+
     def stats(self) -> Any:
         """What the last completed step moved."""
         return self.managed.stats()

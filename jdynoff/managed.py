@@ -30,6 +30,7 @@ import numpy as np
 
 from jdynoff import errors, jax_compat
 from jdynoff.adapters import adapt
+from jdynoff.calibrate import Calibration
 from jdynoff.flights import Flight, Ledger, ledger
 from jdynoff.planning.budget import parse_budget
 from jdynoff.planning.by_path import held_bytes
@@ -250,6 +251,7 @@ class Managed:
         self._numbers = itertools.count()  # never reused: jit remembers them
         self._last: Traced | None = None
         self._landed_flight: Flight | None = None
+        self._calibration: Calibration | None = None  # while steps are observed
         self._call: Any = None
         self._warned: set[str] = set()
         functools.update_wrapper(self, self._jitted)
@@ -289,11 +291,15 @@ class Managed:
 
     def _run(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert traced.ready is not None
-        number, choice = traced.ready.number, traced.ready.choice
+        number, variant = traced.ready.options[0]
         if len(traced.ready.options) > 1:
-            number, choice = self._fastest(traced, args, kwargs)
+            number, variant = self._fastest(traced, args, kwargs)
+        choice, started = variant.choice, time.perf_counter()
         if not choice.moves:
-            return self._call(number, None, None, *args, **kwargs)[0]
+            outputs = self._call(number, None, None, *args, **kwargs)[0]
+            if self._calibration is not None:
+                self._calibration.landed(variant.outlook, None, outputs, started)
+            return outputs
         book, plan = self._ledger, choice.plan
         manager = traced.manager
         if manager is None:
@@ -316,11 +322,13 @@ class Managed:
             if known is not None:
                 raise known from failure
             raise
+        if self._calibration is not None:
+            self._calibration.landed(variant.outlook, flight, outputs, started)
         return outputs
 
     def _fastest(
         self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int, Choice]:
+    ) -> tuple[int, Variant]:
         """Of several programs the one that is fastest on the path that the pilot predicts."""
         assert traced.ready is not None
         assert traced.guide is not None
@@ -328,11 +336,10 @@ class Managed:
             traced.foresee = _foresee(traced.guide, traced.arguments)
         leaves = jax.tree.leaves(split(self._options, args, kwargs)[0])
         counters = np.asarray(traced.foresee(traced.pilot_state, leaves))
-        number, variant = min(
+        return min(
             traced.ready.options,
             key=lambda option: option[1].outlook.predict(counters).step_seconds,
         )
-        return number, variant.choice
 
     def _landed(self, flight: Flight) -> None:
         """Called by the ledger when a run of this step is over."""
@@ -400,6 +407,21 @@ class Managed:
             "can be neither traced into another program nor exported. Use the undecorated step "
             "(`step.__wrapped__`) for jax.export, or `step.lower(...)` to see the program."
         )
+
+    def calibrate(self) -> Calibration:
+        """Corrects this machine's rates by real steps: `with step.calibrate(): ...` around some.
+
+        Each step inside is waited for and compared with its prediction. At the end the corrected
+        rates are kept where `python -m jdynoff doctor --measure` keeps its own, for later plans;
+        plans that were made stay as they are.
+
+        Returns:
+          A context manager, whose `machine` afterwards holds the corrected rates.
+
+        Raises:
+          ConfigurationError: on entering, if the step does not run on a CPU.
+        """
+        return Calibration(self)
 
     def stats(self) -> StepStats:
         """What the last completed step moved, and how long it waited for it.

@@ -19,6 +19,7 @@ from jdynoff.signatures import signature
 from jdynoff.sweep import Sweep
 
 if TYPE_CHECKING:
+    from jdynoff.calibrate import Calibration
     from jdynoff.managed import Managed, Traced
 
 
@@ -124,6 +125,10 @@ class Bound:
     def pilot(self) -> Pilot:
         """What the pilot has learned."""
         return self.step.pilot
+
+    def calibrate(self) -> Calibration:
+        """Corrects this machine's rates by steps of whichever object."""
+        return self.step.calibrate()
 
     def stats(self) -> StepStats:
         """What the last completed step moved, of whichever object."""

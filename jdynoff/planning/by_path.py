@@ -104,7 +104,12 @@ def held_bytes(program: Program, blocks: Blocks, decisions: Decisions) -> Held:
 
 
 class Outlook:
-    """The predicted time of one set of decisions, path by path."""
+    """The predicted time of one set of decisions, path by path.
+
+    Attributes:
+      machine: whose rates it goes by.
+      paths: how many counters tell a path.
+    """
 
     def __init__(
         self,
@@ -127,7 +132,8 @@ class Outlook:
           temporary_bytes: of XLA.
         """
         runs = Runs(blocks)
-        self._machine = model.machine
+        self.machine = model.machine
+        self.paths = len(blocks.learned)
         self._held = held_bytes(program, blocks, decisions).by_path
         self._pool_bytes, self._temporary_bytes = pool_bytes, temporary_bytes
         self._compute, self._extra, self._calls = runs.zero(), runs.zero(), runs.zero()
@@ -153,7 +159,7 @@ class Outlook:
             pool_bytes=self._pool_bytes,
             temporary_bytes=self._temporary_bytes,
         )
-        return predicted(self._machine, self._compute.of(counters), self._extra.of(counters), load)
+        return predicted(self.machine, self._compute.of(counters), self._extra.of(counters), load)
 
 
 def typical_paths(blocks: Blocks, weigh: Callable[[Block], float]) -> list[np.ndarray]:

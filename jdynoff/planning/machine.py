@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Machine:
       out_bytes_per_second: to the far tier.
       back_bytes_per_second: from it.
       call_seconds: one offload or one reload, beside its bytes.
-      origin: "assumed", "described" or "measured on ...".
+      origin: "assumed", "described", "measured on ..." or "calibrated from ... steps".
     """
 
     name: str
@@ -105,6 +106,21 @@ def read_machine(path: Path | None = None) -> Machine:
         return Machine(**json.loads((path or machine_file()).read_text()))
     except (OSError, ValueError, TypeError):
         return ASSUMED_CPU
+
+
+def write_machine(machine: Machine, path: Path | None = None) -> Path:
+    """Keeps the figures where plans look for them; other processes see all of them or none.
+
+    Returns:
+      The file.
+    """
+    path = path or machine_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(machine.to_json() + "\n")
+    os.replace(name, path)
+    return path
 
 
 def machine_of(device: Any) -> Machine:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jdynoff._native import PAGE_BYTES, Manager
-from jdynoff.planning.machine import Machine, machine_file
+from jdynoff.planning.machine import Machine, write_machine
 from jdynoff.primitives.transfer import register_handlers
 from jdynoff.runtime.bandwidth import PlainCopy, moving_step, vector_of
 from jdynoff.runtime.tiers import check_disk, default_tiers
@@ -66,13 +66,15 @@ def _fresh_rate() -> float:
     fill = jax.jit(lambda: jnp.ones(_STREAM_BYTES // 4, jnp.float32))
     fresh = _median_seconds(fill)
     x = jnp.ones(_STREAM_BYTES // 4, jnp.float32)
-    again = jax.jit(lambda x: jnp.full_like(x, 2.0), donate_argnums=0)
+    # Kept although unused, or its memory could not be donated and the result would be fresh too.
+    again = jax.jit(lambda x: jnp.full_like(x, 2.0), donate_argnums=0, keep_unused=True)
     times = []
     for _ in range(_ROUNDS):
         started = time.perf_counter()
         x = jax.block_until_ready(again(x))
         times.append(time.perf_counter() - started)
-    return _STREAM_BYTES / max(fresh - float(np.median(times[1:])), 1e-9)
+    # Clearing is a part of filling, a tenth at least where the kernel has huge pages.
+    return _STREAM_BYTES / max(fresh - float(np.median(times[1:])), 0.1 * fresh)
 
 
 def _pool_rates() -> tuple[float, float]:
@@ -133,7 +135,5 @@ def measure(size: int) -> Machine:
 def measure_and_keep(size: int) -> Machine:
     """Measures, and writes the figures to where plans look for them."""
     machine = measure(size)
-    path = machine_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(machine.to_json() + "\n")
+    write_machine(machine)
     return machine
