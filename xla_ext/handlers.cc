@@ -261,10 +261,13 @@ XLA_FFI_DEFINE_HANDLER(
     kStackPop, StackPop,
     ffi::Ffi::Bind().Arg<Scalar>().Arg<Scalar>().RemainingArgs().Ret<Scalar>().RemainingRets());
 
-XLA_FFI_DEFINE_HANDLER(
-    kBegin, Begin,
-    ffi::Ffi::Bind().Ctx<ffi::RunId>().Ctx<ffi::DeviceOrdinal>().Arg<Scalar>().Arg<Scalar>().Ret<
-        Scalar>());
+XLA_FFI_DEFINE_HANDLER(kBegin, Begin,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::RunId>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<Scalar>()
+                           .Arg<Scalar>()
+                           .Ret<Scalar>());
 
 XLA_FFI_DEFINE_HANDLER(kOffload, Offload,
                        ffi::Ffi::Bind()

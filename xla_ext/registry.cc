@@ -131,7 +131,8 @@ Status BeginRun(std::uint32_t ticket, RunKey key, std::optional<std::uint64_t> e
                               "which opens one for each call"};
   }
   // Under the registry's mutex, so that a close in between cannot leave a stale run behind.
-  if (Status status = found->second->Begin(ticket, key, expected_pages); !status.ok()) return status;
+  if (Status status = found->second->Begin(ticket, key, expected_pages); !status.ok())
+    return status;
   registry.by_run.insert_or_assign(key, found->second);
   registry.runs_of_ticket[ticket].push_back(key);
   registry.ticket_of_run.insert_or_assign(key, ticket);
