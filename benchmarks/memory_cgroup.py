@@ -11,6 +11,8 @@ import pathlib
 import subprocess
 from collections.abc import Sequence
 
+from benchmarks.real_peak import GROUP_VARIABLE
+
 _ROOT = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -45,6 +47,8 @@ def run_limited(
 ) -> Outcome:
     """Runs `command` with at most `limit_bytes` of memory and no swap.
 
+    It finds its group in the environment (`benchmarks.real_peak`).
+
     Raises:
         OSError: If the cgroup cannot be made.
         subprocess.TimeoutExpired: If the command takes too long.
@@ -71,6 +75,7 @@ def run_limited(
             text=True,
             timeout=timeout_seconds,
             cwd=cwd,
+            env={**os.environ, GROUP_VARIABLE: str(group)},
             preexec_fn=enter,
             check=False,
         )
