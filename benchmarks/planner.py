@@ -271,7 +271,8 @@ def contract_claims(
     seconds = [plan.forecast.step_seconds for plan in plans]
     least = sweep.min_feasible_bytes
     sharp = [row.plan is not None for row in edge.rows] == [True, False]
-    moving = [plan for plan in plans if plan.sites and plan.memory.temporary_bytes]
+    tried = [*plans, *(row.plan for row in edge.rows if row.plan is not None)]
+    moving = [plan for plan in tried if plan.sites and plan.memory.temporary_bytes]
     ratios = [plan.simulated_bytes / plan.memory.temporary_bytes for plan in moving]
     unchanged = [plan for plan in plans if not plan.sites]
     beside = "; ".join(
