@@ -346,7 +346,8 @@ class Managed:
         if flight.stats is not None and flight.sentinel is not None:
             self._landed_flight = flight
             if flight.failure is None and flight.pilot_state is not None:
-                flight.traced.pilot_state = flight.pilot_state
+                # On the host: the next call's arguments may be on another device.
+                flight.traced.pilot_state = np.asarray(flight.pilot_state)
 
     def _debug_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
