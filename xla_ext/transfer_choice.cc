@@ -26,7 +26,7 @@ std::uint64_t Manager::LowWaterPages(const Ticket& ticket) const {
   return std::min<std::uint64_t>(ticket.quota_pages / 4, kLowWaterBytes / kPageBytes);
 }
 
-// Whether the step is expected to need no more than the pool, and has not needed more than expected.
+// Whether the step is expected to need no more than the pool, and has not exceeded that so far.
 bool Manager::WillFit(const Ticket& ticket) const {
   return ticket.expected_pages > 0 && ticket.expected_pages <= ticket.quota_pages &&
          ticket.stats.bytes_offloaded <= ticket.expected_pages * kPageBytes;
