@@ -431,7 +431,7 @@ class Search:
         """
         memory = chosen.plan.memory
         limit = self.limit if self.limit is not None else chosen.plan.device_peak_bytes
-        allowance = self.chosen.simulated
+        allowance = self.chosen.allowance  # as in the search: most is decided already
 
         def outlook(candidate: _Candidate, total_bytes: int) -> Outlook:
             return Outlook(
@@ -450,7 +450,7 @@ class Search:
         candidates = [
             candidate
             for price in self.prices
-            for keeping in (True, False)
+            for keeping in ((True,) if allowance is None else (True, False))
             if (candidate := self.decide(price, allowance, keeping)) is not None
             and candidate.decisions.calls_manager()
             and fixed + candidate.simulated + self.floor(candidate.decisions) <= limit
