@@ -26,6 +26,7 @@ from jdynoff.pilot.idioms import IDIOMS, idioms, position
 from jdynoff.pilot.learner import Described, Learner
 from jdynoff.pilot.slicing import Slice
 from jdynoff.planning.by_path import Linear
+from jdynoff.primitives.transfer import AS_OPENED
 from jdynoff.program.blocks import Block, Blocks
 from jdynoff.program.graph import Operation
 
@@ -41,17 +42,20 @@ class Foreseen:
       features: f32[F] of the batch.
       usable: bool[], whether all of them are finite.
       counters: i32[n], predicted, in the order of `Blocks.learned`.
+      has_learned: bool[], whether the predictions mean anything yet.
     """
 
     features: jax.Array
     usable: jax.Array
     counters: jax.Array
+    has_learned: jax.Array
 
     def expected_pages(self, needed: Linear) -> jax.Array:
         """Pages (u32[]) that the manager will probably be given."""
         per_count = jnp.asarray(needed.per_count / PAGE_BYTES, np.float32)
         pages = needed.fixed / PAGE_BYTES + jnp.dot(per_count, self.counters.astype(np.float32))
-        return jnp.clip(jnp.ceil(pages), 0, _MOST_PAGES).astype(np.uint32)
+        expected = jnp.clip(jnp.ceil(pages), 0, _MOST_PAGES).astype(np.uint32)
+        return jnp.where(self.has_learned, expected, AS_OPENED)
 
 
 class Guide:
@@ -116,7 +120,7 @@ class Guide:
         """
         features, usable = jnp.zeros(0), jnp.bool_(True)
         if self._foretell is not None:
-            return Foreseen(features, usable, self._foretell(leaves))
+            return Foreseen(features, usable, self._foretell(leaves), jnp.bool_(True))
         if self.learner is not None:
             features, usable = finite(self.features(leaves))
         computed = {operation: piece.evaluate(leaves) for operation, piece in self.slices.items()}
@@ -129,7 +133,10 @@ class Guide:
             operation, position = block.counter  # type: ignore[misc]
             known = computed.get(operation)
             parts.append(next(predicted) if known is None else known[position])
-        return Foreseen(features, usable, jnp.stack(parts).astype(np.int32))
+        has_learned = jnp.bool_(True)
+        if self.learner is not None:
+            has_learned = self.learner.has_learned(state)
+        return Foreseen(features, usable, jnp.stack(parts).astype(np.int32), has_learned)
 
     def learn(self, state: Any, foreseen: Foreseen, counters: jax.Array) -> Any:
         """The pilot's next state, from what was counted (i32[n]). Traceable."""

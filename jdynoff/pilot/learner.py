@@ -188,6 +188,10 @@ class Learner:
         chances = jnp.where(self.classes.possible, chances, -1)
         return self.classes.to_count(jnp.argmax(chances, axis=-1))
 
+    def has_learned(self, state: jax.Array) -> jax.Array:
+        """Whether any step was learned from, bool[]; before, predictions mean nothing."""
+        return self._layout.unpack(state).steps > 0
+
     def update(self, state: jax.Array, features: jax.Array, counts: jax.Array) -> jax.Array:
         """Learns from a finished step. Traceable.
 

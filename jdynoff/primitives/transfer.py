@@ -21,7 +21,7 @@ from jdynoff import jax_compat
 from jdynoff.errors import TransformError
 
 # In the place of a number of pages (`kAsOpened` in xla_ext/handlers.cc).
-_AS_OPENED = np.uint32(0xFFFFFFFF)
+AS_OPENED = np.uint32(0xFFFFFFFF)
 SERIAL = jax_compat.shaped_array((), np.dtype(np.uint32))
 
 begin_p = jex_core.Primitive("jdynoff_begin")
@@ -44,7 +44,7 @@ def begin(ticket: jax.Array, expected_pages: jax.Array | None = None) -> jax.Arr
     Returns:
       The first serial, u32[].
     """
-    return begin_p.bind(ticket, _AS_OPENED if expected_pages is None else expected_pages)
+    return begin_p.bind(ticket, AS_OPENED if expected_pages is None else expected_pages)
 
 
 def offload(value: jax.Array, serial: jax.Array, *, site: int, readers: int) -> jax.Array:

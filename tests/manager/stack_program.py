@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jdynoff import _native, errors
-from jdynoff.primitives.transfer import register_handlers
+from jdynoff.primitives.transfer import AS_OPENED, register_handlers
 
 register_handlers("cpu")
 
@@ -27,7 +27,7 @@ def _call(name: str, results: Any, *operands: Any, **attributes: Any) -> Any:
 
 
 def begin(ticket: jax.Array) -> jax.Array:
-    return _call("begin", SERIAL, ticket)
+    return _call("begin", SERIAL, ticket, AS_OPENED)
 
 
 def offload(value: jax.Array, serial: jax.Array, *, site: int = 1, readers: int = 1) -> jax.Array:
