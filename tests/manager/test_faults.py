@@ -218,7 +218,7 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
         ticket = manager.open(2 * MIB, 400 * MIB)
         result = step(np.uint32(ticket), x)
         while manager.stats(ticket)["bytes_written"] == 0:
-            pass
+            assert not result[0].is_ready(), "the step is over, and nothing was written"
         print("writing", flush=True)
         jax.block_until_ready(result)
         """,
@@ -239,7 +239,7 @@ def test_the_interpreter_exits_while_a_step_is_in_flight(tmp_path: Path) -> None
         ticket = manager.open(2 * MIB, 400 * MIB)
         result = step(np.uint32(ticket), x)
         while manager.stats(ticket)["bytes_written"] == 0:
-            pass
+            assert not result[0].is_ready(), "the step is over, and nothing was written"
         print("leaving", flush=True)
         """,
         tmp_path,
