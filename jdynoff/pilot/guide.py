@@ -12,7 +12,7 @@ last *completed* step returned, never one that is still in flight.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -96,7 +96,7 @@ class Guide:
         self.blocks = blocks
         self.slices = slices
         self._foretell = foretell
-        self.learned = [block for block in blocks.learned if _operation(block) not in slices]
+        self.learned = [block for block in blocks.learned if _counter(block)[0] not in slices]
         positions = batch_positions(arguments, outputs)
         self.features = features or (
             lambda leaves: batch_features([leaves[number] for number in positions])
@@ -124,19 +124,17 @@ class Guide:
         if self.learner is not None:
             features, usable = finite(self.features(leaves))
         computed = {operation: piece.evaluate(leaves) for operation, piece in self.slices.items()}
-        parts = []
-        predicted: Iterator[jax.Array] = iter(())
-        if self.learner is not None:
-            guessed = self.learner.predict(state, features)
-            predicted = iter([guessed[number] for number in range(len(self.learned))])
+        known: dict[Block, jax.Array] = {}
         for block in self.blocks.learned:
-            operation, position = block.counter  # type: ignore[misc]
-            known = computed.get(operation)
-            parts.append(next(predicted) if known is None else known[position])
+            operation, position_in = _counter(block)
+            if operation in computed:
+                known[block] = computed[operation][position_in]
         has_learned = jnp.bool_(True)
         if self.learner is not None:
+            known.update(zip(self.learned, self.learner.predict(state, features), strict=True))
             has_learned = self.learner.has_learned(state)
-        return Foreseen(features, usable, jnp.stack(parts).astype(np.int32), has_learned)
+        counters = jnp.stack([known[block] for block in self.blocks.learned])
+        return Foreseen(features, usable, counters.astype(np.int32), has_learned)
 
     def learn(self, state: Any, foreseen: Foreseen, counters: jax.Array) -> Any:
         """The pilot's next state, from what was counted (i32[n]). Traceable."""
@@ -145,7 +143,7 @@ class Guide:
         mine = [
             number
             for number, block in enumerate(self.blocks.learned)
-            if _operation(block) not in self.slices
+            if _counter(block)[0] not in self.slices
         ]
         # What is not finite was replaced for the prediction; the pilot learns nothing from it.
         features = jnp.where(foreseen.usable, foreseen.features, jnp.nan)
@@ -163,9 +161,9 @@ def _depth(block: Block) -> int:
     return 0 if block.parent is None else 1 + _depth(block.parent)
 
 
-def _operation(block: Block) -> Operation:
+def _counter(block: Block) -> tuple[Operation, int]:
     assert block.counter is not None
-    return block.counter[0]
+    return block.counter
 
 
 __all__ = ["Foreseen", "Guide"]

@@ -21,6 +21,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jdynoff.planning.machine import Machine
 from jdynoff.planning.predict import Prediction
@@ -78,11 +79,11 @@ def corrected(machine: Machine, observations: Sequence[Observation]) -> Machine:
         factor = statistics.median(slower)
         for name in ("flops_per_second", "memory_bytes_per_second", "fresh_bytes_per_second"):
             changes[name] = getattr(machine, name) / factor
-    known = {name: rate for name, rate in changes.items() if rate is not None}
+    known: dict[str, Any] = {name: rate for name, rate in changes.items() if rate is not None}
     if not known:
         return machine
     origin = f"calibrated from {len(observations)} steps"
-    return dataclasses.replace(machine, origin=origin, **known)  # type: ignore[arg-type]
+    return dataclasses.replace(machine, origin=origin, **known)
 
 
 def _far_rate(known: float, observations: Iterable[Observation], operation: str) -> float | None:

@@ -14,7 +14,7 @@ Without proof the descent stops there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from jdynoff.program.graph import Constant, Operand, Operation, Value
 
@@ -118,16 +118,8 @@ def match(value: Value, uses: tuple[Use, ...], pairs: tuple[Pairs, ...] = ()) ->
                 return None
             if not corresponds(operation.operands[0], producer.operands[0], path):
                 return None
-        branches = tuple(
-            _descend(
-                body.outputs[value.index],
-                tuple(operation.bodies[branch].inputs[number - 1] for operation, number in uses),
-                tuple(
-                    (*path, (producer, operation, branch))
-                    for path, (operation, _) in zip(pairs, uses, strict=True)
-                ),
-            )
-            for branch, body in enumerate(producer.bodies)
+        branches = _descend_branches(
+            producer, [body.outputs[value.index] for body in producer.bodies], uses, pairs
         )
         shapes = {token_shape(branch) for branch in branches if branch is not None}
         if len(shapes) != 1:
@@ -166,6 +158,26 @@ def _descend(
     return Leaf(produced, values)
 
 
+def _descend_branches(
+    producer: Operation,
+    produced: Sequence[Operand],
+    uses: tuple[Use, ...],
+    pairs: tuple[Pairs, ...],
+) -> tuple[Node | None, ...]:
+    """Descends into each branch of two sides' conditionals, from what each branch has."""
+    return tuple(
+        _descend(
+            operand,
+            tuple(operation.bodies[branch].inputs[number - 1] for operation, number in uses),
+            tuple(
+                (*path, (producer, operation, branch))
+                for path, (operation, _) in zip(pairs, uses, strict=True)
+            ),
+        )
+        for branch, operand in enumerate(produced)
+    )
+
+
 def _into_branches(produced: Value, uses: tuple[Use, ...], pairs: tuple[Pairs, ...]) -> Node | None:
     """A value that some branches of the consuming side need, and the others do not.
 
@@ -185,16 +197,8 @@ def _into_branches(produced: Value, uses: tuple[Use, ...], pairs: tuple[Pairs, .
             for path, (operation, _) in zip(pairs, uses, strict=True)
         ):
             continue
-        branches = tuple(
-            _descend(
-                body.inputs[given - 1],
-                tuple(operation.bodies[branch].inputs[number - 1] for operation, number in uses),
-                tuple(
-                    (*path, (producer, operation, branch))
-                    for path, (operation, _) in zip(pairs, uses, strict=True)
-                ),
-            )
-            for branch, body in enumerate(producer.bodies)
+        branches = _descend_branches(
+            producer, [body.inputs[given - 1] for body in producer.bodies], uses, pairs
         )
         shapes = {token_shape(branch) for branch in branches if branch is not None}
         if len(shapes) == 1 and None in branches:

@@ -72,7 +72,9 @@ def test_inner_branches_follow_through_a_branch_around_them(manager: Any) -> Non
             return jax.lax.cond(jnp.sum(x) > 0, lambda x: jnp.tanh(x @ weight), jnp.cos, x), None
 
         def outer(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, None]:
-            deep = lambda x: jax.lax.scan(inner, x, weights)[0]  # noqa: E731
+            def deep(x: jax.Array) -> jax.Array:
+                return jax.lax.scan(inner, x, weights)[0]
+
             return jax.lax.cond(x[0, 0] > 0, deep, jnp.sin, x), None
 
         return jax.grad(lambda weights: jnp.sum(jax.lax.scan(outer, x, weights)[0]))(weights)
