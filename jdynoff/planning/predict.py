@@ -21,6 +21,9 @@ from jdynoff.program.graph import Operation, Program, Region, Value
 from jdynoff.program.structure import cone
 
 _FUSED_SHARE = 0.5
+# Below this malloc keeps a freed block for the next step; above it the memory is the kernel's
+# again, and comes back cleared (glibc's largest threshold for `mmap`).
+_LARGEST_KEPT_BLOCK = 32 << 20
 # Of a step's operations: one pass forwards costs half of one backwards.
 _FORWARD_SHARE = 1 / 3
 _UNFUSED = frozenset(
@@ -67,7 +70,7 @@ class Prediction:
     Attributes:
       compute_seconds: with everything kept, in memory that costs nothing.
       extra_seconds: what computing again takes.
-      memory_seconds: getting XLA's temporaries.
+      memory_seconds: getting XLA's temporaries, which are one block.
       copy_seconds: of the processor, for copies into and out of the pool, and for the calls.
       stall_seconds: waiting for the far tier.
       flops: with everything kept; 0 where nobody asked.
@@ -159,10 +162,11 @@ def predicted(machine: Machine, compute: float, extra: float, load: Load) -> Pre
     forward = _FORWARD_SHARE * compute
     backward = compute - forward + extra
     moved = load.offloaded_bytes + load.reloaded_bytes
+    fresh = load.temporary_bytes if load.temporary_bytes >= _LARGEST_KEPT_BLOCK else 0
     return Prediction(
         compute_seconds=compute,
         extra_seconds=extra,
-        memory_seconds=load.temporary_bytes / machine.fresh_bytes_per_second,
+        memory_seconds=fresh / machine.fresh_bytes_per_second,
         copy_seconds=moved / machine.copy_bytes_per_second + load.calls * machine.call_seconds,
         stall_seconds=max(out - forward, 0.0) + max(back - backward, 0.0),
     )

@@ -20,6 +20,7 @@ from tests.programs.example import descend, normal
 from tests.programs.rewritten import program_of
 
 DEPTH, ROWS, WIDTH = 4, 16, 8
+BLOCK = 32 << 20  # the smallest that malloc gives back to the kernel
 # 3 s of computing would be 3e6 FLOPs; memory is so fast that arithmetic alone counts.
 MACHINE = Machine("made up", 1e6, math.inf, 1e3, 1e4, 100.0, 200.0, 0.5)
 
@@ -50,10 +51,10 @@ def test_each_rate_has_its_part(program: Any) -> None:
             calls=6,
             held_bytes=500,
             pool_bytes=200,
-            temporary_bytes=5_000,
+            temporary_bytes=BLOCK,
         ),
     )
-    assert found.memory_seconds == 5.0
+    assert found.memory_seconds == BLOCK / 1e3
     assert found.copy_seconds == pytest.approx(4_000 / 1e4 + 6 * 0.5)
     third = model.compute_seconds / 3
     out, back = 600 / 100.0, 1_800 / 200.0  # three fifths of what is held do not fit
@@ -65,6 +66,11 @@ def test_each_rate_has_its_part(program: Any) -> None:
     assert found.step_seconds == pytest.approx(
         model.compute_seconds + found.memory_seconds + found.copy_seconds + found.stall_seconds
     )
+
+
+def test_a_small_block_is_there_from_the_step_before(program: Any) -> None:
+    model = Model(program, MACHINE)
+    assert model.predict(Decisions(), Load(temporary_bytes=BLOCK - 1)).memory_seconds == 0
 
 
 def test_what_is_computed_again_is_added_as_often_as_it_runs(program: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,13 @@ import pytest
 
 import jdynoff
 from jdynoff import cli
-from jdynoff.planning.machine import ASSUMED_CPU, FILE_VARIABLE, machine_of, read_machine
+from jdynoff.planning.machine import (
+    ASSUMED_CPU,
+    FILE_VARIABLE,
+    machine_of,
+    read_machine,
+    write_machine,
+)
 from tests.programs.example import descend, layer, normal, quick, weights
 
 DEPTH, ROWS, WIDTH = 8, 8192, 64  # several times the smallest pool
@@ -47,8 +55,7 @@ def test_every_feasible_budget_holds_and_the_least_is_named(swept: Any) -> None:
 
 def test_a_smaller_budget_is_never_predicted_faster(swept: Any) -> None:
     plans = [row.plan for row in swept.rows if row.plan is not None]
-    # A step that fits unchanged is left alone, whatever the model says.
-    seconds = [plan.forecast.step_seconds for plan in plans if plan.offloaded_bytes]
+    seconds = [plan.forecast.step_seconds for plan in plans]
     assert seconds == sorted(seconds)
 
 
@@ -74,8 +81,24 @@ def test_named_budgets_are_planned_in_order(arguments: Any) -> None:
     found = step.plan.sweep(*arguments, budgets=["1GiB", 10_000])
     assert [row.budget_bytes for row in found.rows] == [1 << 30, 10_000]
     assert [row.plan is None for row in found.rows] == [False, True]
-    assert found.rows[0].plan.offloaded_bytes == 0
     step(*arguments)  # its own plan is its own budget's
+
+
+@pytest.mark.parametrize("fresh", [1e8, 1e12, math.inf])
+def test_what_fits_is_moved_only_where_memory_must_be_cleared(
+    arguments: Any, fresh: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "machine.json"))
+    write_machine(dataclasses.replace(ASSUMED_CPU, fresh_bytes_per_second=fresh))
+    step = jdynoff.managed(quick(descend(loss)), budget="1GiB")
+    plan = step.plan(*arguments)
+    assert (plan.offloaded_bytes > 0) == (fresh == 1e8)
+    assert ("% faster" in plan.note) == (fresh == 1e8)
+    assert plan.spill_bytes == 0
+    assert plan.compiles <= 3
+    again = jdynoff.managed(quick(descend(loss)), budget="1GiB").plan(*arguments)  # remembered
+    assert again.note == plan.note
+    assert again.forecast == plan.forecast
 
 
 def test_measured_rates_are_kept_and_used(

@@ -274,6 +274,25 @@ def numbered_in_branch() -> Example:
     )
 
 
+def numbered_alone(nested: bool) -> Example:
+    """The same right in the step: of the branch itself nothing is stored, so nothing leads to it."""
+
+    def loss(x: jax.Array, flag: jax.Array) -> jax.Array:
+        def again(x: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.sin(x * (1 + 0.1 * number)), None
+
+        def counted(x: jax.Array) -> jax.Array:
+            return lax.scan(again, x, jnp.arange(3, dtype=x.dtype))[0]
+
+        def around(x: jax.Array) -> jax.Array:
+            return lax.cond(flag > 1, counted, jnp.cos, x)
+
+        return jnp.sum(lax.cond(flag > 0, around if nested else counted, jnp.sin, x) ** 2)
+
+    name = "counting-loop-alone-in-" + ("nested-branches" if nested else "a-branch")
+    return Example(name, jax.grad(loss), lambda: (normal(1, 512), jnp.int32(2)))
+
+
 def constant_choices() -> Example:
     """A scan over an array that the step has captured decides which branch runs."""
     choices = _choices()
@@ -307,5 +326,7 @@ EXAMPLES = [
     constant_and_array(),
     constant_stack(),
     numbered_in_branch(),
+    numbered_alone(False),
+    numbered_alone(True),
     constant_choices(),
 ]
