@@ -113,6 +113,7 @@ class Spill:
     value: Value
     evictions: list[Operation]  # the value leaves XLA after each of these, until its next use
     anchors: tuple[Value, ...] = ()  # what is there, or reloaded, when it is needed again
+    fused: bool = False  # never built, and computed where it is read in any case
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)

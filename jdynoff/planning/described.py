@@ -58,7 +58,7 @@ def planned_sites(decisions: Decisions, on_disk: bool) -> list[PlannedSite]:
             reason="follows cheaply from what is there",
         )
         for spill in decisions.spills
-        if spill.site is None
+        if spill.site is None and not spill.fused
     )
     return sorted(planned, key=lambda site: -site.bytes)
 

@@ -5,8 +5,8 @@ allowance, the value whose next use is farthest away leaves XLA until then (Bela
 sizes no choice causes fewer transfers). Control flow is entered: a loop's body may use what the
 values around the loop leave free.
 
-The trap: XLA fuses, so many results counted here are never built, and on unrolled programs the
-figure can be twice XLA's. It serves to choose; XLA's own `memory_analysis()` decides.
+The trap: XLA fuses and schedules by rules of its own, which `fusion` follows only in outline. The
+figure serves to choose; XLA's own `memory_analysis()` decides.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import heapq
 import math
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
+from jdynoff.planning.fusion import Fusion
 from jdynoff.planning.rebuilt_ranges import rebuilt_ranges
 from jdynoff.planning.recompute import is_cheap, is_elementwise
 from jdynoff.planning.residency import Residency
@@ -57,13 +58,20 @@ class Simulation:
         self._inside: dict[Value, bool] = {}  # values of the step that are made into a result
         self._peaks: dict[Region, int] = {}
         self._bounds: dict[Region, int] = {}
-        self._reads: dict[Value, list[int]] = {}
         self._site_of: dict[Value, tuple[Site, Leaf]] = {}
         for site in self.decisions.moved():
             for leaf in leaves(site.node):
                 for value in leaf.consumed:
                     self._site_of[value] = site, leaf
         self._rebuilt = rebuilt_ranges(self.decisions, self.residency)
+        self._fusion = Fusion(self.residency, self._built())
+
+    def _built(self) -> set[Value]:
+        """Values that transfers, computing again or the user need as arrays."""
+        built = {result for operation in self.decisions.pins for result in operation.results}
+        for site in self.decisions.moved():
+            built.update(leaf.produced for leaf in leaves(site.node))
+        return built
 
     def lower_bound(self, region: Region | None = None) -> int:
         """The allowance that no spilling can undercut: operands and results of one operation."""
@@ -71,18 +79,8 @@ class Simulation:
         if region not in self._bounds:
             bound = 0
             for operation in region.operations:
-                if not operation.bodies and operation.touched_bytes() <= bound:
-                    continue
-                needed = sum(
-                    operand.nbytes
-                    for operand in {
-                        id(value): value
-                        for number, value in enumerate(operation.operands)
-                        if isinstance(value, Value)
-                        and (operation, number) not in self.residency.served
-                        and self._counts(value)
-                    }.values()
-                )
+                operands = self._fusion.operands(operation)
+                needed = sum(operand.nbytes for operand in operands if self._counts(operand))
                 needed += self._made(operation)
                 needed += max((self.lower_bound(body) for body in operation.bodies), default=0)
                 bound = max(bound, needed)
@@ -143,7 +141,7 @@ class Simulation:
 
     def _counts(self, value: Value) -> bool:
         """Whether a value occupies memory of its own in its region."""
-        if value in self.residency.dropped or value.nbytes == 0:
+        if value in self.residency.dropped or value.nbytes == 0 or self._fusion.is_fused(value):
             return False
         if value.producer is None:
             owner = value.region.owner
@@ -192,8 +190,8 @@ class Simulation:
         last = operations[positions[-1]]
         if not is_elementwise(last) or last.results[0].nbytes != value.nbytes:
             return None
-        for operand in last.operands:
-            if isinstance(operand, Value) and operand.nbytes == value.nbytes:
+        for operand in self._fusion.operands(last):
+            if operand.nbytes == value.nbytes:
                 if operand is value:
                     return last
                 if self._positions(operand)[-1:] == positions[-1:] and operand.producer is not None:
@@ -211,12 +209,7 @@ class Simulation:
 
     def _positions(self, value: Value) -> list[int]:
         """Positions that need the value as an array, in order."""
-        if value not in self._reads:
-            positions = [operation.position for operation in self.residency.reads(value)]
-            if self.residency.is_output(value):
-                positions.append(len(value.region.operations))
-            self._reads[value] = positions
-        return self._reads[value]
+        return self._fusion.positions(value)
 
     def _range(self, value: Value) -> tuple[int, int]:
         positions = self._positions(value)
@@ -280,14 +273,9 @@ class Simulation:
 
         for position, operation in enumerate(region.operations):
             total += rebuilt[position]
+            operands = self._fusion.operands(operation)
             arriving = starting.get(position, []) + [
-                operand
-                for operand in {
-                    id(operand): operand
-                    for operand in self.residency.operands(operation)
-                    if isinstance(operand, Value) and operand in away
-                }.values()
-                if position in self._positions(operand)
+                operand for operand in operands if operand in away
             ]
             for value in arriving:
                 away.discard(value)
@@ -295,9 +283,7 @@ class Simulation:
                 total += value.nbytes
             inside = max((self.peak(body) for body in operation.bodies), default=0)
             least = max((self.lower_bound(body) for body in operation.bodies), default=0)
-            needed_here = {id(operand) for operand in self.residency.operands(operation)} | {
-                id(result) for result in operation.results
-            }
+            needed_here = {id(value) for value in (*operands, *operation.results)}
             postponed = []
             while total + inside > allowance and heap:
                 negative, _, value = heapq.heappop(heap)
@@ -325,12 +311,9 @@ class Simulation:
                     inside = max(inside, left)
             peak = max(peak, total + inside)
             totals.append(total)
-            touched = {
-                id(value): value
-                for value in (*self.residency.operands(operation), *operation.results)
-                if isinstance(value, Value) and value in alive
-            }
-            for value in touched.values():
+            for value in dict.fromkeys((*operands, *operation.results)):
+                if value not in alive:
+                    continue
                 following = next_use(value, position)
                 if following is None:
                     del alive[value]
@@ -341,8 +324,30 @@ class Simulation:
         anchors = self._derive(region, evictions)
         for value, points in evictions.items():
             spills.append(self._record(value, points, anchors.get(value)))
+        spills.extend(self._fused_again(evictions))
         self._totals[region] = totals
         return peak
+
+    def _fused_again(self, evictions: dict[Value, list[Operation]]) -> list[Spill]:
+        """What is never built must be made from what has come back, or that would be of no use."""
+        points: dict[Value, dict[int, Operation]] = {}
+        for value, left in evictions.items():
+            for fused in self._fusion.made_from(value):
+                made, last = self._range(fused)
+                points.setdefault(fused, {}).update(
+                    (after.position, after) for after in left if made <= after.position < last
+                )
+        return [
+            Spill(
+                None,
+                fused,
+                [found[position] for position in sorted(found)],
+                tuple(self._fusion.roots(fused)),
+                fused=True,
+            )
+            for fused, found in points.items()
+            if found
+        ]
 
     def _derive(
         self, region: Region, evictions: dict[Value, list[Operation]]
@@ -387,7 +392,8 @@ class Simulation:
                 operations.add(operation.position)
                 for operand in operation.operands:
                     if isinstance(operand, Value):
-                        if there(operand, back[value]):
+                        built = not self._fusion.is_fused(operand)
+                        if built and there(operand, back[value]):
                             found[operand] = None
                         else:
                             waiting.append(operand)

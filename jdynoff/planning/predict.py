@@ -182,7 +182,7 @@ def replayed(decisions: Decisions) -> list[tuple[Operation, Region]]:
         again = cone(targets, replay.origins.__contains__)
         found.extend((operation, consumer) for operation in again)
     for spill in decisions.spills:
-        if spill.site is None:
+        if spill.site is None and not spill.fused:
             again = cone([spill.value], spill.anchors.__contains__)
             found.extend((operation, spill.value.region) for operation in again)
     return found

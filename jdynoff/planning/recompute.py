@@ -157,6 +157,11 @@ def is_elementwise(operation: Operation) -> bool:
     return operation.name in _ELEMENTWISE and len(operation.results) == 1
 
 
+def is_reduction(operation: Operation) -> bool:
+    """Whether it goes through its operand once and makes something smaller."""
+    return operation.name in _REDUCTIONS
+
+
 def is_cheap(operation: Operation, price: float = 0.0) -> bool:
     """Whether replaying `operation` costs less than moving what it makes.
 

@@ -8,7 +8,8 @@ Three rules give exact results and low memory:
 1. Every call takes the serial that the previous call returned; loops carry it. XLA can then not
    reorder calls, not even between the copies of an unrolled body.
 2. A reload stands right before its first use and takes that use's latest operand as a dependency,
-   so XLA does not hoist it.
+   so XLA does not hoist it. Of what XLA may fuse into its user one element is enough, which keeps
+   it from being built for the dependency's sake.
 3. In straight-line code a reload also depends on the results of everything that consumed an earlier
    reload: what was brought back is used up before more is brought back.
 
@@ -29,7 +30,7 @@ from jax import lax
 
 from jdynoff import jax_compat
 from jdynoff.planning.decisions import Decisions, Outer, Own, Replay, Site, Spill, Stored
-from jdynoff.planning.recompute import is_cheap
+from jdynoff.planning.recompute import is_cheap, is_elementwise
 from jdynoff.planning.residency import holds_calls, residency
 from jdynoff.primitives import transfer
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
@@ -92,7 +93,8 @@ class _Scope:
     away: dict[Value, Spill] = dataclasses.field(default_factory=dict)
     made_at: dict[Value, int] = dataclasses.field(default_factory=dict)
     clock: int = 0
-    last_result: Any = None
+    last_result: Value | None = None
+    last_array: Any = None
     reloaded: set[Value] = dataclasses.field(default_factory=set)
     retired: list[Any] = dataclasses.field(default_factory=list)
     replay: Replay | None = None
@@ -178,7 +180,7 @@ class _Emitter:
             scope.values[value] = result
             scope.made_at[value] = scope.clock
             if value.nbytes:
-                scope.last_result = result
+                scope.last_result, scope.last_array = value, result
                 if consumed_reload:
                     scope.retired.append(result)
             self.made(scope, value)
@@ -268,9 +270,9 @@ class _Emitter:
             if ready:
                 newest = max(ready, key=lambda operand: scope.made_at.get(operand, 0))
                 latest = scope.made_at.get(newest, 0)
-                found.append(scope.values[newest])
+                found.append(_witness(newest, scope.values[newest]))
         if scope.last_result is not None and latest < scope.clock - _STALE_OPERATIONS:
-            found.append(scope.last_result)
+            found.append(_witness(scope.last_result, scope.last_array))
         if straight_line:
             found.extend(scope.retired)
             scope.retired = []
@@ -557,6 +559,15 @@ class _Emitter:
             self.serial = serial
         self.set_counters(operation, counters)
         return list(state)
+
+
+def _witness(value: Value, array: Any) -> Any:
+    """Something that exists only when all that `array` is computed from does."""
+    producer = value.producer
+    fused = producer is not None and is_elementwise(producer)
+    if not fused or not array.ndim or jax_compat.is_extended_dtype(value.aval):
+        return array
+    return lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
 
 
 def _order_after(operation: Operation, inputs: list[Any], late: Any) -> None:
