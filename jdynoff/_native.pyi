@@ -19,6 +19,7 @@ class Manager:
         chunk_bytes: int = ...,
         io_threads: int = ...,
         disk_limit_bytes: int | None = ...,
+        disk_bytes_per_second: int | None = ...,
         direct_io: bool = ...,
         verify: bool = ...,
     ) -> Manager: ...

@@ -35,7 +35,7 @@ from jdynoff.flights import Flight, Ledger, ledger
 from jdynoff.planning.budget import parse_budget
 from jdynoff.planning.by_path import held_bytes
 from jdynoff.planning.decisions import Decisions
-from jdynoff.planning.machine import machine_of
+from jdynoff.planning.machine import Machine, machine_of
 from jdynoff.planning.pins import check_actions, find_pins
 from jdynoff.planning.plan import Compiled, MemoryUse, PlannedBlock
 from jdynoff.planning.search import Choice, Search, Variant
@@ -578,13 +578,25 @@ class Managed:
             traced.program,
             compile_program,
             blocks=traced.blocks,
-            machine=machine_of(_device(args, kwargs)),
+            machine=self._machine(args, kwargs),
             min_bytes=self._min_bytes,
             price=self._price,
             pins=find_pins(traced.program, self._actions),
             has_disk=self._tiers is None or bool(self._tiers),
             conditions=(repr(self._module), self._features is not None),
             index_seconds=traced.index_seconds,
+        )
+
+    def _machine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Machine:
+        """What plans reckon with: the device's rates, and the disk's no higher than it may be."""
+        machine = machine_of(_device(args, kwargs))
+        rate = self._tiers[0].bytes_per_second if self._tiers else None
+        if rate is None:
+            return machine
+        return dataclasses.replace(
+            machine,
+            out_bytes_per_second=min(machine.out_bytes_per_second, rate),
+            back_bytes_per_second=min(machine.back_bytes_per_second, rate),
         )
 
     def _prepare_guide(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -596,7 +608,7 @@ class Managed:
         from jdynoff.pilot.slicing import find_slices
         from jdynoff.pilot.store import restore
 
-        machine = machine_of(_device(args, kwargs))
+        machine = self._machine(args, kwargs)
         features = None
         if self._features is not None:
             checked = checked_features(self._features)

@@ -69,6 +69,8 @@ struct SpillFileOptions {
   std::string directory;
   bool direct_io = true;
   std::uint64_t limit_bytes = 0;  // 0: no limit but the filesystem's
+  // Written at most, and read at most, by all threads together; 0: as fast as the disk is.
+  std::uint64_t bytes_per_second = 0;
 };
 
 // Creates the spill file, unlinked from the start. On failure returns null and sets `status`.

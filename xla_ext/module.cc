@@ -43,15 +43,17 @@ void RefuseInForkedChild() {
 
 std::shared_ptr<Manager> MakeManager(const std::optional<std::string>& spill_dir,
                                      std::size_t chunk_bytes, int io_threads,
-                                     std::optional<std::uint64_t> disk_limit_bytes, bool direct_io,
-                                     bool verify) {
+                                     std::optional<std::uint64_t> disk_limit_bytes,
+                                     std::optional<std::uint64_t> disk_bytes_per_second,
+                                     bool direct_io, bool verify) {
   RefuseInForkedChild();
   ManagerOptions options;
   options.chunk_bytes = chunk_bytes;
   options.io_threads = io_threads;
   options.verify = verify;
   if (spill_dir.has_value()) {
-    options.spill = SpillFileOptions{*spill_dir, direct_io, disk_limit_bytes.value_or(0)};
+    options.spill = SpillFileOptions{*spill_dir, direct_io, disk_limit_bytes.value_or(0),
+                                     disk_bytes_per_second.value_or(0)};
   }
   Status status;
   std::shared_ptr<Manager> manager = Manager::Create(options, status);
@@ -209,7 +211,7 @@ NB_MODULE(_native, m) {
   nb::class_<Manager>(m, "Manager", "One pool and one disk tier, shared by many steps.")
       .def(nb::new_(&MakeManager), "spill_dir"_a.none(), nb::kw_only(),
            "chunk_bytes"_a = std::size_t{1} << 20, "io_threads"_a = 4,
-           "disk_limit_bytes"_a = nb::none(), "direct_io"_a = true, "verify"_a = false)
+           "disk_limit_bytes"_a = nb::none(), "disk_bytes_per_second"_a = nb::none(), "direct_io"_a = true, "verify"_a = false)
       .def("open", &Open, "pool_bytes"_a, "spill_bytes"_a, "device"_a = 0, nb::kw_only(),
            "expected_bytes"_a = 0, "Reserve pool memory and spill space; returns a ticket.")
       .def("close", &Close, "ticket"_a, "Free all that belongs to a ticket. Idempotent.")

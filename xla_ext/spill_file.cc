@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "far_tier.h"
@@ -90,10 +92,48 @@ std::uint64_t TotalBytes(const std::vector<iovec>& memory) {
   return total;
 }
 
+// Keeps one direction of transfers to a rate: each one's share of time begins when that of the one
+// before is over.
+class Pace {
+ public:
+  explicit Pace(std::uint64_t bytes_per_second) : bytes_per_second_(bytes_per_second) {}
+
+  // Called after a transfer; returns when its share of time is over.
+  void Wait(std::uint64_t bytes) {
+    if (bytes_per_second_ == 0) return;
+    const auto share = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
+        static_cast<double>(bytes) / static_cast<double>(bytes_per_second_)));
+    Clock::time_point until;
+    {
+      std::lock_guard lock(mutex_);
+      // Time in which nothing was moved is lost, but for that of the transfer itself.
+      until = over_ = std::max(over_, Clock::now() - share) + share;
+    }
+    std::this_thread::sleep_until(until);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const std::uint64_t bytes_per_second_;
+  std::mutex mutex_;
+  Clock::time_point over_;  // guarded by mutex_
+};
+
+std::uint64_t TotalBytes(std::span<const Segment> segments) {
+  std::uint64_t total = 0;
+  for (const Segment& segment : segments) total += TotalBytes(segment.memory);
+  return total;
+}
+
 class SpillFile final : public FarTier {
  public:
   SpillFile(FileDescriptor fd, bool direct_io, SpillFileOptions options)
-      : fd_(std::move(fd)), direct_io_(direct_io), options_(std::move(options)) {}
+      : fd_(std::move(fd)),
+        direct_io_(direct_io),
+        options_(std::move(options)),
+        writes_(options_.bytes_per_second),
+        reads_(options_.bytes_per_second) {}
 
   Status Reserve(std::uint64_t bytes) override {
     const std::uint64_t wanted = reserved_ + bytes;
@@ -138,6 +178,7 @@ class SpillFile final : public FarTier {
     for (const Segment& segment : segments) {
       if (Status status = Transfer(segment, /*write=*/true, fault); !status.ok()) return status;
     }
+    writes_.Wait(TotalBytes(segments));
     return {};
   }
 
@@ -146,6 +187,7 @@ class SpillFile final : public FarTier {
     for (const Segment& segment : segments) {
       if (Status status = Transfer(segment, /*write=*/false, fault); !status.ok()) return status;
     }
+    reads_.Wait(TotalBytes(segments));
     return {};
   }
 
@@ -302,6 +344,8 @@ class SpillFile final : public FarTier {
   FileDescriptor fd_;
   const bool direct_io_;
   const SpillFileOptions options_;
+  Pace writes_;
+  Pace reads_;
 
   // Guarded by the manager's mutex; size_ is atomic because statistics read it without.
   std::atomic<std::uint64_t> size_{0};

@@ -69,6 +69,7 @@ def manager_for(tiers: Iterable[Disk] | None = None, *, verify: bool = False) ->
             manager = _native.Manager(
                 chosen[0].directory if chosen else None,
                 disk_limit_bytes=chosen[0].limit_bytes if chosen else None,
+                disk_bytes_per_second=chosen[0].bytes_per_second if chosen else None,
                 verify=verify,
             )
             _managers[key] = manager

@@ -31,15 +31,23 @@ class Disk:
         path: The directory. It must exist and be writable.
         limit: The most that the file may take, in bytes or as text such as ``"100GiB"``; None for
             whatever the filesystem has.
+        rate: The most that is written to it, and read from it, in a second: bytes, or text such
+            as ``"500MB"``; None for as fast as it is. For a disk that others use as well.
     """
 
     path: str | os.PathLike[str]
     limit: int | str | None = None
+    rate: int | str | None = None
 
     @property
     def limit_bytes(self) -> int | None:
         """The limit in bytes."""
         return None if self.limit is None else parse_bytes(self.limit)
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """The rate in bytes a second."""
+        return None if self.rate is None else parse_bytes(self.rate)
 
     @property
     def directory(self) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from jdynoff.errors import ConfigurationError
+from jdynoff.primitives import transfer
 from jdynoff.runtime import Disk, default_tiers, host_memory, manager_for
 from jdynoff.runtime import tiers as tiers_module
+from jdynoff.runtime.bandwidth import moving_step, vector_of
 from jdynoff.runtime.filesystems import Filesystem, filesystem_of, parse_mounts
 
 MOUNTS = r"""
@@ -92,6 +97,24 @@ def test_one_manager_for_each_configuration(tmp_path: Path) -> None:
     assert manager_for([Disk(tmp_path)], verify=True) is not first
 
 
+def test_a_disk_is_used_no_faster_than_it_may_be(tmp_path: Path) -> None:
+    entries, size, rate = 8, 1 << 20, 32 << 20
+    manager = manager_for([Disk(tmp_path, rate=rate)])
+    transfer.register_handlers()
+    step, x = moving_step(entries), vector_of(size)
+    ticket = manager.open(2 * size, entries * size, expected_bytes=entries * size)
+    try:
+        started = time.perf_counter()
+        jax.block_until_ready(step(np.uint32(ticket), x))
+        elapsed = time.perf_counter() - started
+        stats = manager.stats(ticket)
+    finally:
+        manager.close(ticket)
+    assert stats["bytes_written"] >= 4 * size
+    # Writing and reading may overlap, but for the first write and the last read.
+    assert elapsed >= stats["bytes_read"] / rate
+
+
 def test_unusable_tiers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
         manager_for([Disk(tmp_path / "missing")])
@@ -101,6 +124,8 @@ def test_unusable_tiers_are_refused(tmp_path: Path) -> None:
         manager_for([Disk(tmp_path), Disk("/")])
     with pytest.raises(ConfigurationError, match="size"):
         manager_for([Disk(tmp_path, limit=0)])
+    with pytest.raises(ConfigurationError, match="number of bytes"):
+        manager_for([Disk(tmp_path, rate="fast")])
 
 
 GIB = 1 << 30

@@ -147,7 +147,7 @@ inline std::string SpillDirectory() {
 
 inline std::shared_ptr<Manager> MakeDiskManager(bool verify = true, int io_threads = 2) {
   ManagerOptions options;
-  options.spill = SpillFileOptions{SpillDirectory(), true, 0};
+  options.spill = SpillFileOptions{SpillDirectory(), true, 0, 0};
   options.verify = verify;
   options.io_threads = io_threads;
   Status status;

@@ -126,7 +126,7 @@ TEST(no_pool_at_all_is_an_error_not_a_wait) {
 
 TEST(a_limit_refuses_the_reservation_and_changes_nothing) {
   ManagerOptions options;
-  options.spill = SpillFileOptions{testing::SpillDirectory(), true, 4 * kMiB};
+  options.spill = SpillFileOptions{testing::SpillDirectory(), true, 4 * kMiB, 0};
   Status status;
   auto manager = Manager::Create(options, status);
   CHECK_OK(status);
@@ -140,7 +140,7 @@ TEST(a_limit_refuses_the_reservation_and_changes_nothing) {
 
 TEST(a_limit_reached_in_the_middle_of_a_step_is_disk_full) {
   ManagerOptions options;
-  options.spill = SpillFileOptions{testing::SpillDirectory(), true, 4 * kMiB};
+  options.spill = SpillFileOptions{testing::SpillDirectory(), true, 4 * kMiB, 0};
   Status status;
   auto manager = Manager::Create(options, status);
   CHECK_OK(status);
@@ -160,7 +160,7 @@ TEST(a_file_size_limit_is_disk_full) {
     const rlimit limit{1 << 20, 1 << 20};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(2);
     Status status;
-    const auto far = OpenSpillFile({testing::SpillDirectory(), true, 0}, status);
+    const auto far = OpenSpillFile({testing::SpillDirectory(), true, 0, 0}, status);
     if (!status.ok()) ::_exit(3);
     ::_exit(far->Reserve(8 << 20).code() == Code::kDiskFull ? 0 : 4);
   }
@@ -172,7 +172,7 @@ TEST(a_file_size_limit_is_disk_full) {
 
 TEST(a_missing_directory_is_refused) {
   ManagerOptions options;
-  options.spill = SpillFileOptions{"/nonexistent/spill", true, 0};
+  options.spill = SpillFileOptions{"/nonexistent/spill", true, 0, 0};
   Status status;
   CHECK(Manager::Create(options, status) == nullptr);
   CHECK_CODE(status, Code::kConfiguration);
@@ -181,7 +181,7 @@ TEST(a_missing_directory_is_refused) {
 
 TEST(buffered_writes_are_exact_too) {
   ManagerOptions options;
-  options.spill = SpillFileOptions{testing::SpillDirectory(), false, 0};
+  options.spill = SpillFileOptions{testing::SpillDirectory(), false, 0, 0};
   options.verify = true;
   Status status;
   auto manager = Manager::Create(options, status);
