@@ -33,7 +33,7 @@ from jdynoff.pilot.counts import Classes, classes
 from jdynoff.pilot.features import finite
 from jdynoff.pilot.network import Network
 
-FORMAT = 1  # of the raveled state and of its fingerprint
+FORMAT = 2  # of the raveled state and of its fingerprint
 MOST_BYTES = 2**20
 _LARGEST_FEATURE = 1e15  # whose square is still finite
 _LARGEST_STANDARDISED = 5.0
@@ -72,6 +72,7 @@ class _State(NamedTuple):
 class _Parameters(NamedTuple):
     module: Any
     metric: jax.Array  # f32[F + B] of `recall.attention`
+    reach: jax.Array  # f32[B] of `recall.carried`
 
 
 class Learner:
@@ -182,7 +183,7 @@ class Learner:
             filled = jnp.arange(self._window) < unpacked.steps
             attention = recall.attention(parameters.metric, inputs, window, filled[None])[0]
             seen = self.classes.to_class(unpacked.paths[:, 1])
-            recalled = recall.probabilities(attention, seen, self.classes.number)
+            recalled = recall.probabilities(attention, parameters.reach, seen, self.classes.number)
             of_module, of_recall = jax.nn.softmax(unpacked.scores)
             chances = of_module * chances + of_recall * recalled
         chances = jnp.where(self.classes.possible, chances, -1)
@@ -248,7 +249,8 @@ class Learner:
                 return loss[None]
             allowed = filled & (others != rows[:, None])
             attention = recall.attention(parameters.metric, inputs[rows], inputs, allowed)
-            return jnp.stack([loss, -recall.log_likelihood(attention, observed[rows], observed)])
+            recalled = recall.log_likelihood(attention, parameters.reach, observed[rows], observed)
+            return jnp.stack([loss, -recalled])
 
         def loss(parameters: _Parameters, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
             found = losses(parameters, rows)
@@ -316,6 +318,7 @@ class Learner:
         return _Parameters(
             module=variables.get("params", {}),
             metric=jnp.zeros(self.feature_count + len(self.blocks) if self._recalls else 0),
+            reach=jnp.zeros(len(self.blocks) if self._recalls else 0),
         )
 
     def _initial_state(self) -> _State:

@@ -5,6 +5,11 @@ fits their noise. Here each one only has a weight in a distance, learned so that
 by the other steps of the window (neighbourhood components analysis, Goldberger et al. 2004, with a
 diagonal metric). Because a step never votes for itself, what is learned is what generalises. A path
 is recalled as a whole, from the first time that it is seen.
+
+A vote for a count is also one for the counts next to it, the less the farther they are: a count
+that sums many small choices (how many sequences an expert was given) is seldom the same twice, and
+what is likely is near what was seen. How far a vote carries is learned for each block, so that the
+branch of a single conditional keeps its votes to itself.
 """
 
 from __future__ import annotations
@@ -12,7 +17,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_SPEED = 10.0  # of the weights' logarithms relative to the network's parameters
+_SPEED = 10.0  # of what is learned here, relative to the network's parameters
+_FIRST_REACH = -5.0  # as a logit: a vote is all but one for the same count
 _FLOOR = 0.01  # probability left to counts that no similar step had
 
 
@@ -42,26 +48,46 @@ def attention(
     return votes / jnp.maximum(jnp.sum(votes, axis=1, keepdims=True), 1e-30)
 
 
-def log_likelihood(attention: jax.Array, chosen: jax.Array, window: jax.Array) -> jax.Array:
+def carried(reach: jax.Array) -> jax.Array:
+    """The share of a vote that each class farther away gets, of the class before it.
+
+    Args:
+        reach: f32[B], learned; all 0 at first.
+
+    Returns:
+        f32[B], between 0 and 1.
+    """
+    return jax.nn.sigmoid(_SPEED * reach + _FIRST_REACH)
+
+
+def log_likelihood(
+    attention: jax.Array, reach: jax.Array, chosen: jax.Array, window: jax.Array
+) -> jax.Array:
     """Logarithm of the probability of what was observed.
 
     Args:
         attention: f32[n, W].
+        reach: f32[B], learned.
         chosen: i32[n, B], observed classes.
         window: i32[W, B], classes of the window.
 
     Returns:
         f32[n, B].
     """
-    agree = (chosen[:, None, :] == window[None]).astype(jnp.float32)
+    share = carried(reach)
+    distance = jnp.abs(chosen[:, None, :] - window[None]).astype(jnp.float32)
+    agree = _weight(share) * jnp.exp(distance * jnp.log(share))
     return jnp.log(_FLOOR + (1 - _FLOOR) * jnp.einsum("nw,nwb->nb", attention, agree))
 
 
-def probabilities(attention: jax.Array, window: jax.Array, number: int) -> jax.Array:
+def probabilities(
+    attention: jax.Array, reach: jax.Array, window: jax.Array, number: int
+) -> jax.Array:
     """The distribution that one step's recollections give.
 
     Args:
         attention: f32[W].
+        reach: f32[B], learned.
         window: i32[W, B], classes of the window.
         number: K.
 
@@ -69,5 +95,20 @@ def probabilities(attention: jax.Array, window: jax.Array, number: int) -> jax.A
         f32[B, K].
     """
     blocks = window.shape[1]
+    share = carried(reach)
     votes = jnp.zeros((blocks, number)).at[jnp.arange(blocks), window].add(attention[:, None])
-    return (1 - _FLOOR) * votes
+
+    def carry(before: jax.Array, votes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        here = votes + share * before
+        return here, here
+
+    # Both ways: a class gets its own votes, and those that come from either side.
+    start = jnp.zeros((2, blocks))
+    _, sums = jax.lax.scan(carry, start, jnp.stack([votes.T, votes.T[::-1]], axis=1))
+    spread = sums[:, 0] + sums[::-1, 1] - votes.T
+    return (1 - _FLOOR) * (_weight(share) * spread).T
+
+
+def _weight(share: jax.Array) -> jax.Array:
+    """What makes the votes of a two-sided geometric distribution sum to 1."""
+    return (1 - share) / (1 + share)

@@ -14,6 +14,7 @@ from jdynoff.pilot.idioms import IDIOMS, position
 from jdynoff.pilot.learner import Described, Learner
 
 PATHS = 6
+SUMMED = 72
 
 
 def described(number: int, most: int | None = 1) -> list[Described]:
@@ -48,6 +49,16 @@ def chain_of_paths(steps: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         path = after[path] if random.random() < 0.97 else random.integers(PATHS)
         counts.append(np.eye(PATHS, dtype=np.int32)[path])
     return random.normal(size=(steps, 15)).astype(np.float32), np.array(counts)
+
+
+def sums_of_choices(steps: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """72 choices among six, with shares that drift; features say nothing."""
+    random = np.random.default_rng(seed)
+    logits, counts = random.normal(size=PATHS), []
+    for _ in range(steps):
+        logits += random.normal(0, 0.015, PATHS)
+        counts.append(random.multinomial(SUMMED, np.exp(logits) / np.exp(logits).sum()))
+    return random.normal(size=(steps, 15)).astype(np.float32), np.array(counts, np.int32)
 
 
 def show(learner: Learner) -> Callable[[Any, np.ndarray, np.ndarray], tuple[Any, np.ndarray]]:

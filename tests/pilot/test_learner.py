@@ -13,11 +13,13 @@ from jdynoff.errors import ConfigurationError
 from jdynoff.pilot.learner import MOST_BYTES, Described, Learner
 from tests.pilot.learning import (
     PATHS,
+    SUMMED,
     batch_of_six_paths,
     chain_of_paths,
     described,
     path_accuracy,
     show,
+    sums_of_choices,
 )
 
 
@@ -44,6 +46,15 @@ def test_learns_a_path_that_depends_on_the_last_path() -> None:
     accuracy = path_accuracy(predicted[200:], counts[200:])
     assert accuracy >= 0.9
     assert accuracy >= online_accuracy(Markov(PATHS), features, counts, 200) - 0.02
+
+
+def test_counts_that_sum_many_choices_are_predicted_near_their_mean() -> None:
+    features, counts = sums_of_choices(300)
+    learner = Learner(described(PATHS, most=SUMMED), features.shape[1])
+    _, predicted = show(learner)(learner.initial(), features, counts)
+    off = np.abs(predicted - counts)[150:].mean()
+    assert off < 0.85 * np.abs(counts[149:-1] - counts[150:]).mean()  # of the last path
+    assert (predicted == counts)[150:].mean() > 1.2 * (counts[149:-1] == counts[150:]).mean()
 
 
 def test_two_runs_learn_the_same(six_paths) -> None:
