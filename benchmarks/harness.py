@@ -7,10 +7,14 @@ that ran in turn, A B A B, in one process, and the median is quoted with its spr
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
 import json
+import os
 import pathlib
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +22,11 @@ from typing import Any
 import jax
 from rich.console import Console
 from rich.table import Table
+
+from jdynoff.planning.machine import FILE_VARIABLE
+from jdynoff.runtime.measure import measure_and_keep
+
+_MEASURED_BYTES = 256 << 20  # on the disk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +62,27 @@ class Claim:
 def skipped(name: str, reason: str) -> Claim:
     """The row of a benchmark that cannot run here."""
     return Claim(name, "", None, "", None, note=reason)
+
+
+def measure_rates() -> None:
+    """Measures this machine, so that predictions here and in children do not go by assumed rates.
+
+    Whoever has chosen a file of rates is asked for none; the user's own file is left alone.
+    """
+    if os.environ.get(FILE_VARIABLE):
+        return
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    os.environ[FILE_VARIABLE] = str(pathlib.Path(directory) / "machine.json")
+    machine = measure_and_keep(_MEASURED_BYTES)
+    Console(width=120).print(
+        f"rates: {machine.flops_per_second / 1e9:.0f} GFLOP/s, "
+        f"memory {machine.memory_bytes_per_second / 1e9:.1f} GB/s, "
+        f"new memory {machine.fresh_bytes_per_second / 1e9:.1f}, "
+        f"pool {machine.copy_bytes_per_second / 1e9:.1f}, "
+        f"disk {machine.out_bytes_per_second / 1e9:.1f} out and "
+        f"{machine.back_bytes_per_second / 1e9:.1f} back"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +155,12 @@ def report(title: str, claims: Sequence[Claim], file: pathlib.Path | None) -> in
     Returns:
         The exit status: 1 if a bound is not kept.
     """
+    show(title, claims)
+    return conclude(title, claims, file)
+
+
+def show(title: str, claims: Sequence[Claim]) -> None:
+    """Prints claims as a table."""
     console = Console(width=150)
     table = Table(title=title, title_justify="left")
     for column, justify in (
@@ -145,6 +181,14 @@ def report(title: str, claims: Sequence[Claim], file: pathlib.Path | None) -> in
             measured = f"{claim.measured:.4g} {claim.unit}"
         table.add_row(claim.name, claim.plain, measured, bound, verdict, claim.note)
     console.print(table)
+
+
+def conclude(title: str, claims: Sequence[Claim], file: pathlib.Path | None) -> int:
+    """Writes claims that were shown.
+
+    Returns:
+        The exit status: 1 if a bound is not kept.
+    """
     if file is not None:
         content = {
             "title": title,

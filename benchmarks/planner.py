@@ -32,7 +32,16 @@ from rich.table import Table
 import jdynoff
 from benchmarks import steps
 from benchmarks.alphafold_trunk import random_batch
-from benchmarks.harness import Claim, Timing, interleave, parse, report, skipped
+from benchmarks.harness import (
+    Claim,
+    Timing,
+    conclude,
+    interleave,
+    measure_rates,
+    parse,
+    show,
+    skipped,
+)
 from benchmarks.memory_cgroup import run_limited, unavailable
 from benchmarks.real_peak import Rise
 from jdynoff.planning.plan import MemoryUse, Plan
@@ -442,15 +451,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     options = parse(__doc__, rest)
     names = [own.case] if own.case else ["scan-mlp"] if options.quick else list(CASES)
+    measure_rates()
     console = Console(width=120)
     claims: list[Claim] = []
     for name in names:
         case = CASES[name]()
-        swept, kept = contract(name, case, console)
-        claims.extend(kept)
+        swept, found = contract(name, case, console)
         shares = _TIMED_SHARES if options.quick else SHARES
-        claims.extend(time_claims(case, swept, shares, 3 if options.quick else 7))
-    return report("The planner", claims, options.json)
+        found.extend(time_claims(case, swept, shares, 3 if options.quick else 7))
+        show(f"The planner: {case.name}", found)
+        claims.extend(found)
+    return conclude("The planner", claims, options.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks.harness import Claim, parse, report
+from benchmarks.harness import Claim, conclude, measure_rates, parse, show
 from benchmarks.pilot import cost, memory, quality, worth
 from benchmarks.pilot.recording import record
 from models.digits.train import make as make_digits
@@ -35,7 +35,9 @@ def run(quick: bool) -> list[Claim]:
     size, steps, kept, rounds = ("small", 80, 6, 2) if quick else ("full", 300, 12, 4)
     # A small step needs less than the manager's pool: it is made to move something nevertheless.
     options = {"min_bytes": 1, "flops_per_byte": -1.0} if quick else {}
+    measure_rates()
     found = memory.switch_claims()
+    show("the pilot: a switch", found)
     for name, make in WORKLOADS.items():
         print(f"{name}...", file=sys.stderr)
         recording = record(make(size), options, steps, kept)
@@ -44,19 +46,21 @@ def run(quick: bool) -> list[Claim]:
             plain // 2,
             recording.managed.plan(recording.state, recording.batches[-1]).min_feasible_bytes,
         )
-        found += memory.workload_claims(recording, half, plain)
-        found += quality.claims(recording, bounds=not quick)
-        found += quality.ablation(recording)
-        found += worth.claims(recording, plain, _BUDGETS, rounds, bounds=not quick)
-        found += worth.mispredictions(recording, rounds)
-        found += cost.claims(recording, 10 * rounds, bounds=not quick)
+        rows = memory.workload_claims(recording, half, plain)
+        rows += quality.claims(recording, bounds=not quick)
+        rows += quality.ablation(recording)
+        rows += worth.claims(recording, plain, _BUDGETS, rounds, bounds=not quick)
+        rows += worth.mispredictions(recording, rounds)
+        rows += cost.claims(recording, 10 * rounds, bounds=not quick)
+        show(f"the pilot: {name}", rows)
+        found += rows
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit status."""
     options = parse(__doc__, argv)
-    return report("the pilot", run(options.quick), options.json)
+    return conclude("the pilot", run(options.quick), options.json)
 
 
 if __name__ == "__main__":
