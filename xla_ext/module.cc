@@ -211,7 +211,8 @@ NB_MODULE(_native, m) {
   nb::class_<Manager>(m, "Manager", "One pool and one disk tier, shared by many steps.")
       .def(nb::new_(&MakeManager), "spill_dir"_a.none(), nb::kw_only(),
            "chunk_bytes"_a = std::size_t{1} << 20, "io_threads"_a = 4,
-           "disk_limit_bytes"_a = nb::none(), "disk_bytes_per_second"_a = nb::none(), "direct_io"_a = true, "verify"_a = false)
+           "disk_limit_bytes"_a = nb::none(), "disk_bytes_per_second"_a = nb::none(),
+           "direct_io"_a = true, "verify"_a = false)
       .def("open", &Open, "pool_bytes"_a, "spill_bytes"_a, "device"_a = 0, nb::kw_only(),
            "expected_bytes"_a = 0, "Reserve pool memory and spill space; returns a ticket.")
       .def("close", &Close, "ticket"_a, "Free all that belongs to a ticket. Idempotent.")

@@ -53,8 +53,8 @@ _EXPENSIVE = frozenset(
 _LAYOUT = frozenset(["broadcast_in_dim", "iota", "pad", "rev", "slice", "transpose"])
 # These only give their operand another shape.
 _SAME_BYTES = frozenset(["expand_dims", "reshape", "squeeze"])
-# What needs more arrays, or arrays of more bytes than so many times its own, is taken to be built: a
-# sum over all layers would keep all of its terms.
+# What needs more arrays, or arrays of more bytes than so many times its own, is taken to be built:
+# a sum over all layers would keep all of its terms.
 _MOST_ROOTS = 8
 _MOST_ROOT_BYTES = 2.0
 
@@ -97,7 +97,7 @@ class Fusion:
         found: dict[Value, None] = {}
         for number, operand in enumerate(operation.operands):
             if isinstance(operand, Value) and (operation, number) not in served:
-                found.update(self._roots[operand] if operand in self._roots else {operand: None})
+                found.update(self._roots.get(operand, {operand: None}))
         found.update(dict.fromkeys(self.residency.again.get(operation, ())))
         return list(found)
 

@@ -275,7 +275,7 @@ def numbered_in_branch() -> Example:
 
 
 def numbered_alone(nested: bool) -> Example:
-    """The same right in the step: of the branch itself nothing is stored, so nothing leads to it."""
+    """The same right in the step: of the branch itself nothing is stored."""
 
     def loss(x: jax.Array, flag: jax.Array) -> jax.Array:
         def again(x: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
