@@ -18,7 +18,7 @@ import math
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
 from jdynoff.planning.fusion import Fusion
-from jdynoff.planning.rebuilt_ranges import rebuilt_ranges
+from jdynoff.planning.rebuilt_ranges import Range, rebuilt_ranges
 from jdynoff.planning.recompute import is_cheap, is_elementwise
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Program, Region, Value
@@ -63,15 +63,28 @@ class Simulation:
             for leaf in leaves(site.node):
                 for value in leaf.consumed:
                     self._site_of[value] = site, leaf
-        self._rebuilt = rebuilt_ranges(self.decisions, self.residency)
+        self._extras = self._extra()
         self._fusion = Fusion(self.residency, self._built())
 
     def _built(self) -> set[Value]:
         """Values that transfers, computing again or the user need as arrays."""
         built = {result for operation in self.decisions.pins for result in operation.results}
         for site in self.decisions.moved():
-            built.update(leaf.produced for leaf in leaves(site.node))
+            produced = (leaf.produced for leaf in leaves(site.node))
+            built.update(value for value in produced if isinstance(value, Value))
         return built
+
+    def _extra(self) -> dict[Region, list[Range]]:
+        """What takes memory although the program has no value for it."""
+        extra = rebuilt_ranges(self.decisions, self.residency)
+        for site in self.decisions.sites:
+            # The stack of an added base that the budget leaves to XLA.
+            node = site.reach or site.node
+            if site.kept and site.value is None and not (node is None or isinstance(node, Leaf)):
+                first = node.producer.position
+                last = max(use[0].position for use in node.consumers)
+                extra.setdefault(site.region, []).append(Range(first, last, site.total_bytes))
+        return extra
 
     def lower_bound(self, region: Region | None = None) -> int:
         """The allowance that no spilling can undercut: operands and results of one operation."""
@@ -232,7 +245,7 @@ class Simulation:
             first, last = self._range(value)
             change[first] += value.nbytes
             change[last + 1] -= value.nbytes
-        for extra in self._rebuilt.get(region, ()):
+        for extra in self._extras.get(region, ()):
             change[extra.first] += extra.nbytes
             change[min(extra.last, count) + 1] -= extra.nbytes
         alive = peak = 0
@@ -261,10 +274,10 @@ class Simulation:
         total = peak = 0
         totals: list[int] = []
         tie = 0
-        rebuilt = [0] * (len(region.operations) + 2)
-        for extra in self._rebuilt.get(region, ()):
-            rebuilt[extra.first] += extra.nbytes
-            rebuilt[min(extra.last, len(region.operations)) + 1] -= extra.nbytes
+        extras = [0] * (len(region.operations) + 2)
+        for extra in self._extras.get(region, ()):
+            extras[extra.first] += extra.nbytes
+            extras[min(extra.last, len(region.operations)) + 1] -= extra.nbytes
 
         def next_use(value: Value, position: int) -> int | None:
             positions = self._positions(value)
@@ -272,7 +285,7 @@ class Simulation:
             return positions[following] if following < len(positions) else None
 
         for position, operation in enumerate(region.operations):
-            total += rebuilt[position]
+            total += extras[position]
             operands = self._fusion.operands(operation)
             arriving = starting.get(position, []) + [
                 operand for operand in operands if operand in away

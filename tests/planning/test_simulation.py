@@ -12,6 +12,7 @@ import jdynoff
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.live_ranges import Simulation
 from jdynoff.planning.residency import residency
+from jdynoff.planning.sites import find_sites
 from tests.programs.example import descend, layer, normal, quick, weights
 from tests.programs.rewritten import program_of
 
@@ -40,6 +41,20 @@ def test_managed_programs_are_simulated_within_a_factor(loss: Any) -> None:
     plan = step.plan(*arguments)
     # Optimisation is off here, so XLA fuses less than it would.
     assert 0.5 <= plan.simulated_bytes / plan.memory.temporary_bytes <= 2.0
+
+
+def test_an_added_base_that_stays_is_counted() -> None:
+    def wavy(factors: jax.Array, x: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, f: (x + f * jnp.sin(x) * jnp.tanh(x), None), x, factors)
+        return jnp.mean(x**2)
+
+    program, _ = program_of(jax.grad(wavy), (normal(0, DEPTH), normal(1, ROWS, WIDTH)))
+    decisions = find_sites(program, 1, 0.0)
+    before = Simulation(program, decisions, residency(program, decisions)).peak()
+    (base,) = [site for site in decisions.sites if site.value is None and site.entries == DEPTH]
+    base.kept = True
+    after = Simulation(program, decisions, residency(program, decisions)).peak()
+    assert after >= before + 0.9 * base.total_bytes
 
 
 def test_what_an_output_is_made_from_in_place_has_its_buffer() -> None:
