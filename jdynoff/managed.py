@@ -331,15 +331,29 @@ class Managed:
     ) -> tuple[int, Variant]:
         """Of several programs the one that is fastest on the path that the pilot predicts."""
         assert traced.ready is not None
-        assert traced.guide is not None
-        if traced.foresee is None:
-            traced.foresee = _foresee(traced.guide, traced.arguments)
-        leaves = jax.tree.leaves(split(self._options, args, kwargs)[0])
-        counters = np.asarray(traced.foresee(traced.pilot_state, leaves))
+        counters = self._foreseen(traced, args, kwargs)
         return min(
             traced.ready.options,
             key=lambda option: option[1].outlook.predict(counters).step_seconds,
         )
+
+    def _foreseen(
+        self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> np.ndarray:
+        """The counters that are predicted for a step with these arguments; waits for them."""
+        assert traced.guide is not None
+        if traced.foresee is None:
+            traced.foresee = _foresee(traced.guide, traced.arguments)
+        leaves = jax.tree.leaves(split(self._options, args, kwargs)[0])
+        return np.asarray(traced.foresee(traced.pilot_state, leaves))
+
+    def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
+        """See `stages.Pilot.predict`."""
+        traced = self._traced(args, kwargs)
+        if traced.guide is None:
+            raise self._no_pilot(traced)
+        names = [block.name for block in traced.blocks.learned]
+        return dict(zip(names, self._foreseen(traced, args, kwargs).tolist(), strict=True))
 
     def _landed(self, flight: Flight) -> None:
         """Called by the ledger when a run of this step is over."""
@@ -646,16 +660,17 @@ class Managed:
         self._ledger.wait(self)
         traced = self._last
         if traced is None or traced.guide is None or traced.guide.learner is None:
-            raise errors.ConfigurationError(
-                f"{self._name} has no pilot: "
-                + (
-                    "it has been neither planned nor called. Call it once."
-                    if traced is None
-                    else "the counts of all its blocks are known without one, nothing is moved, "
-                    'or pilot="off". There is nothing to save or restore.'
-                )
-            )
+            raise self._no_pilot(traced)
         return traced.guide.learner, traced.pilot_state
+
+    def _no_pilot(self, traced: Traced | None) -> errors.ConfigurationError:
+        reason = (
+            "it has been neither planned nor called. Call it once."
+            if traced is None
+            else "the counts of all its blocks are known without one, nothing is moved, or "
+            'pilot="off". There is nothing to predict, save or restore.'
+        )
+        return errors.ConfigurationError(f"{self._name} has no pilot: {reason}")
 
     def _restore_pilot(self, directory: str | os.PathLike[str]) -> None:
         with self._lock:

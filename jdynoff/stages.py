@@ -70,9 +70,26 @@ class Planner:
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """What the pilot of a managed step has learned, to be kept from run to run."""
+    """The pilot of a managed step: what it predicts, and what it keeps from run to run."""
 
     step: Managed
+    leading: tuple[Any, ...] = ()  # arguments in front of those that are given
+
+    def predict(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+        """Predicts the path of a step, without running it; for the next batch, or any other.
+
+        Args:
+          *args: as in a call. Nothing is donated.
+          **kwargs: the same.
+
+        Returns:
+          By block, how often it will run: those of `stats().predicted`, sliced ones included.
+
+        Raises:
+          BudgetError: as a call.
+          ConfigurationError: if the step has no pilot.
+        """
+        return self.step._predicted((*self.leading, *args), kwargs)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Saves it, once the steps in flight are over; replaces an earlier save.
@@ -124,7 +141,7 @@ class Bound:
     @property
     def pilot(self) -> Pilot:
         """What the pilot has learned."""
-        return self.step.pilot
+        return Pilot(self.step, (self.instance,))
 
     def calibrate(self) -> Calibration:
         """Corrects this machine's rates by steps of whichever object."""

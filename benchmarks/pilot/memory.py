@@ -16,6 +16,7 @@ from jdynoff.planning.plan import MemoryUse
 
 _SHARE_OF_PLAIN = 0.1
 _SWITCH_LENGTH = 16
+_PATHS = 12
 
 
 def plain_bytes(step: Any, *arguments: Any) -> int:
@@ -29,7 +30,7 @@ def workload_claims(recording: Recording, budget: int, plain: int) -> list[Claim
     least = recording.managed.plan(recording.state, recording.batches[-1])
     managed = jdynoff.managed(jax.jit(workload.step), budget=budget, **recording.options)
     used = []
-    for batch in recording.batches:
+    for batch in recording.batches[:_PATHS]:
         jax.block_until_ready(managed(recording.state, batch))
         used.append(managed.stats().pool_peak_bytes)
     plan = managed.plan(recording.state, recording.batches[-1])

@@ -27,6 +27,7 @@ from benchmarks.predictors import (
 from jdynoff.pilot.guide import describe
 from jdynoff.pilot.idioms import equation_counts
 from jdynoff.pilot.learner import Described, Learner
+from jdynoff.planning.by_path import held_bytes
 
 TRIVIAL: dict[str, Callable[[int], Predictor]] = {
     "last path": LastPath,
@@ -136,7 +137,35 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
             note=best,
         )
     )
+    found.append(expected_bytes(recording))
     return found
+
+
+def expected_bytes(recording: Recording) -> Claim:
+    """How far off the bytes are that the manager is told to expect: what counts are for."""
+    traced = recording.managed._last
+    decisions = traced.ready.choice.decisions
+    needed = held_bytes(traced.program, traced.blocks, decisions).by_path
+    half = len(recording.counters) // 2
+    happened = np.asarray([needed.of(row) for row in recording.counters])
+
+    def off(predicted: np.ndarray) -> float:
+        expected = np.asarray([needed.of(row) for row in predicted])
+        relative = np.abs(expected - happened) / np.maximum(happened, 1)
+        return 100 * float(np.median(relative[half:]))
+
+    others = {
+        name: off(replay(make(recording.counters.shape[1]), recording.features, recording.counters))
+        for name, make in TRIVIAL.items()
+    }
+    return Claim(
+        f"{recording.workload.name}: expected bytes off",
+        "",
+        off(recording.predicted),
+        "%",
+        None,
+        note="median; " + ", ".join(f"{name} {value:.2g}" for name, value in others.items()),
+    )
 
 
 def ablation(recording: Recording) -> list[Claim]:

@@ -2,7 +2,7 @@
 
 The other parts replay what is recorded here, so each workload is trained once. The trap: paths
 depend on parameters, which change while the network learns; a part that runs steps again therefore
-starts from the recorded state and takes the recorded batches, without updating.
+starts from the recorded state and takes batches that nobody has seen, without updating it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Recording:
       options: of all managed steps, beside the budget.
       managed: the step that was trained with, and its pilot.
       state: after the last step.
-      batches: the last ones.
+      batches: those that would have come next.
       features: f32[steps, F], what the pilot saw.
       counters: i32[steps, n], of the learned blocks.
       predicted: i32[steps, n], what the pilot had said before each step.
@@ -68,14 +68,14 @@ def record(
       workload: what to train.
       options: of `jdynoff.managed`, beside the budget.
       steps: how many.
-      keep: how many of the last batches to keep.
+      keep: how many of the batches that come next to keep.
       seed: of the order of the batches.
     """
     managed = jdynoff.managed(jax.jit(workload.step), budget="min", **options)
-    state, batches = workload.state, []
+    state, batches = workload.state, endless(workload, seed)
     features, counters, predicted = [], [], []
     see: Any = None
-    for batch in itertools.islice(endless(workload, seed), steps):
+    for batch in itertools.islice(batches, steps):
         state, _ = jax.block_until_ready(managed(state, batch))
         stats = managed.stats()
         guide = managed._last.guide
@@ -84,14 +84,13 @@ def record(
         names = list(stats.predicted)
         counters.append([stats.path[name] for name in names])
         predicted.append(list(stats.predicted.values()))
-        batches = [*batches, batch][-keep:]
     learned = [block.name for block in guide.learned]
     return Recording(
         workload,
         options,
         managed,
         state,
-        batches,
+        list(itertools.islice(batches, keep)),
         np.stack(features),
         np.asarray(counters, np.int32),
         np.asarray(predicted, np.int32),

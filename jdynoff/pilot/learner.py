@@ -72,6 +72,7 @@ class _State(NamedTuple):
 class _Parameters(NamedTuple):
     module: Any
     metric: jax.Array  # f32[F + B] of `recall.attention`
+    fading: jax.Array  # f32[] of `recall.attention`
     reach: jax.Array  # f32[B] of `recall.carried`
 
 
@@ -181,7 +182,15 @@ class Learner:
         if self._recalls:
             window = self._standardised(unpacked, unpacked.features, unpacked.paths[:, 0])
             filled = jnp.arange(self._window) < unpacked.steps
-            attention = recall.attention(parameters.metric, inputs, window, filled[None])[0]
+            ages = unpacked.steps - self._times(unpacked.steps)
+            attention = recall.attention(
+                parameters.metric,
+                parameters.fading,
+                inputs,
+                window,
+                ages[None].astype(jnp.float32),
+                filled[None],
+            )[0]
             seen = self.classes.to_class(unpacked.paths[:, 1])
             recalled = recall.probabilities(attention, parameters.reach, seen, self.classes.number)
             of_module, of_recall = jax.nn.softmax(unpacked.scores)
@@ -241,14 +250,19 @@ class Learner:
         observed = self.classes.to_class(state.paths[:, 1])
         others = jnp.arange(self._window)
         filled = others < state.steps
+        times = self._times(state.steps)
 
         def losses(parameters: _Parameters, rows: jax.Array) -> jax.Array:
             logits = self._logits(parameters, inputs[rows])
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, observed[rows])
             if not self._recalls:
                 return loss[None]
-            allowed = filled & (others != rows[:, None])
-            attention = recall.attention(parameters.metric, inputs[rows], inputs, allowed)
+            # Only what was known then, as when it counts.
+            apart = (times[rows][:, None] - times).astype(jnp.float32)
+            allowed = filled & (apart > 0)
+            attention = recall.attention(
+                parameters.metric, parameters.fading, inputs[rows], inputs, apart, allowed
+            )
             recalled = recall.log_likelihood(attention, parameters.reach, observed[rows], observed)
             return jnp.stack([loss, -recalled])
 
@@ -271,6 +285,10 @@ class Learner:
         # Before the first of them the latest step was not learned from: an honest test.
         scores = _FORGETTING * state.scores - jnp.mean(found[0], axis=1)
         return state._replace(parameters=parameters, optimizer=optimizer, scores=scores)
+
+    def _times(self, steps: jax.Array) -> jax.Array:
+        """At which step each row of the window was learned from, i32[window]."""
+        return steps - 1 - (steps - 1 - jnp.arange(self._window)) % self._window
 
     def _standardised(self, state: _State, features: jax.Array, before: jax.Array) -> jax.Array:
         """Inputs of n samples: f32[n, F + B]."""
@@ -318,6 +336,7 @@ class Learner:
         return _Parameters(
             module=variables.get("params", {}),
             metric=jnp.zeros(self.feature_count + len(self.blocks) if self._recalls else 0),
+            fading=jnp.zeros(()),
             reach=jnp.zeros(len(self.blocks) if self._recalls else 0),
         )
 

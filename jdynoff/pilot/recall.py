@@ -6,6 +6,8 @@ by the other steps of the window (neighbourhood components analysis, Goldberger 
 diagonal metric). Because a step never votes for itself, what is learned is what generalises. A path
 is recalled as a whole, from the first time that it is seen.
 
+The network trains while it is observed, so old steps say less; how much less is learned too.
+
 A vote for a count is also one for the counts next to it, the less the farther they are: a count
 that sums many small choices (how many sequences an expert was given) is seldom the same twice, and
 what is likely is near what was seen. How far a vote carries is learned for each block, so that the
@@ -18,19 +20,27 @@ import jax
 import jax.numpy as jnp
 
 _SPEED = 10.0  # of what is learned here, relative to the network's parameters
+_FIRST_FADING = 0.01  # of the logarithm of a vote, for each step that it is older
 _FIRST_REACH = -5.0  # as a logit: a vote is all but one for the same count
 _FLOOR = 0.01  # probability left to counts that no similar step had
 
 
 def attention(
-    metric: jax.Array, queries: jax.Array, window: jax.Array, allowed: jax.Array
+    metric: jax.Array,
+    fading: jax.Array,
+    queries: jax.Array,
+    window: jax.Array,
+    distances: jax.Array,
+    allowed: jax.Array,
 ) -> jax.Array:
     """How much each step of the window resembles some steps.
 
     Args:
         metric: f32[M], learned; all 0 at first.
+        fading: f32[], learned; 0 at first.
         queries: f32[n, M], standardised features and paths before.
         window: f32[W, M], the same of the window.
+        distances: f32[n, W], how many steps lie between them.
         allowed: bool[n, W], which steps may be recalled.
 
     Returns:
@@ -40,6 +50,7 @@ def attention(
     queries, window = queries * weights, window * weights
     # The query's own length is the same for all of the window.
     nearness = 2 * queries @ window.T - jnp.sum(window**2, axis=1)
+    nearness -= _FIRST_FADING * jnp.exp(_SPEED * fading) * distances
     nearness = jnp.where(allowed, nearness, -jnp.inf)
     nearness -= jax.lax.stop_gradient(
         jnp.max(jnp.where(allowed, nearness, -1e30), axis=1, keepdims=True)

@@ -346,7 +346,8 @@ class Simulation:
         points: dict[Value, dict[int, Operation]] = {}
         for value, left in evictions.items():
             for fused in self._fusion.made_from(value):
-                made, last = self._range(fused)
+                assert fused.producer is not None
+                made, last = fused.producer.position, self._positions(fused)[-1]
                 points.setdefault(fused, {}).update(
                     (after.position, after) for after in left if made <= after.position < last
                 )

@@ -426,9 +426,13 @@ class Search:
         # Where memory stays from step to step, moving what fits is never faster.
         if math.isinf(self.model.machine.fresh_bytes_per_second):
             return None
-        unchanged, fixed = self.unchanged, self.fixed_bytes
-        fastest = self.fastest(max(limit - fixed - _MIN_POOL_BYTES, 0), self.prices)
-        gain = 1 - _seconds(fastest) / self.predict(unchanged).step_seconds
+        room = max(limit - self.fixed_bytes - _MIN_POOL_BYTES, 0)
+        candidates = [self.fastest(room, self.prices)]
+        # Straight-line code moves nothing while there is room.
+        candidates.extend(self.least_of(price) for price in self.prices)
+        seconds = [self.predict(candidate).step_seconds for candidate in candidates]
+        fastest = candidates[seconds.index(min(seconds))]
+        gain = 1 - min(seconds) / self.predict(self.unchanged).step_seconds
         if gain < _WORTHWHILE_EXTRA or not fastest.decisions.calls_manager():
             return None
         memory = self.compile(fastest)

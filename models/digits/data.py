@@ -1,5 +1,8 @@
 """Handwritten digits in batches of like difficulty, so that batches differ in what they need.
 
+There are two forms. In "sorted" batches difficulty is that of the images; in "noisy" ones it is
+noise, of a strength of its own in each batch, from none to as much as the digits.
+
 The 1797 images of 8 x 8 pixels come with scikit-learn (`load_digits`; Alpaydin and Kaynak, 1998).
 They are in the order of their writers, so the split is by position: most writers of the test images
 are not in training. Difficulty is a figure of the image alone: how much nearer its nearest training
@@ -16,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+FORMS = ("sorted", "noisy")
 CLASSES = 10
 SIDE = 8
 _TRAINING_IMAGES = 1440
@@ -24,6 +28,7 @@ _LARGEST_PIXEL = 16.0
 # same.
 _STRAY = 0.1
 _PIXEL_NOISE = 0.1
+_STRONGEST_NOISE = 1.0
 
 
 class Batch(NamedTuple):
@@ -81,44 +86,59 @@ def load(split: str) -> Images:
     return Images(images[chosen], labels[chosen], difficulties(images[chosen], known, known_labels))
 
 
-def augment(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def with_noise(images: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
+    """Adds noise of a standard deviation; float32[images, 8, 8], from 0 to 1 as before."""
+    return np.clip(images + random.normal(0, strength, images.shape), 0, 1).astype(np.float32)
+
+
+def augment(images: np.ndarray, strength: float, random: np.random.Generator) -> np.ndarray:
     """Moves each image by up to one pixel and adds noise; float32[images, 8, 8]."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     rows, columns = random.integers(0, 3, (2, len(images), 1))
     steps = np.arange(SIDE)
     number = np.arange(len(images))[:, None, None]
     moved = padded[number, (rows + steps)[:, :, None], (columns + steps)[:, None, :]]
-    noise = random.normal(0, _PIXEL_NOISE, images.shape)
-    return np.clip(moved + noise, 0, 1).astype(np.float32)
+    return with_noise(moved, strength, random)
 
 
-def batches(split: str, size: int, seed: int) -> Iterator[Batch]:
+def batches(split: str, size: int, seed: int, form: str = "sorted") -> Iterator[Batch]:
     """One pass, in batches of like difficulty.
 
-    Training images are augmented, stray among neighbouring batches, and their batches come in
-    random order; test batches are the same in every pass, from easy to hard.
+    Training images are moved about and get noise, and their batches come in random order; test
+    batches are the same in every pass, from easy to hard. Sorted training images stray among
+    neighbouring batches.
 
     Args:
       split: "train" or "test".
       size: images in a batch; in training, what remains is left out of the pass.
       seed: of the pass.
+      form: "sorted" or "noisy".
     """
     images, labels, difficulty = load(split)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(seed if split == "train" else 0)
     ranks = difficulty.argsort(kind="stable").argsort(kind="stable").astype(np.float64)
-    if split == "train":
+    if form == "noisy":
+        ranks = random.permutation(len(ranks)).astype(np.float64)
+    elif split == "train":
         ranks += random.normal(0, _STRAY * len(ranks), len(ranks))
     order = ranks.argsort(kind="stable")
     if split == "train":
         groups = order[: len(order) // size * size].reshape(-1, size)
         for chosen in random.permutation(groups):
-            yield Batch(augment(images[chosen], random), labels[chosen], np.ones(size, np.float32))
+            strength = _PIXEL_NOISE
+            if form == "noisy":
+                strength = random.uniform(0, _STRONGEST_NOISE)
+            moved = augment(images[chosen], strength, random)
+            yield Batch(moved, labels[chosen], np.ones(size, np.float32))
         return
     for start in range(0, len(order), size):
         chosen = order[start : start + size]
         weights = (np.arange(size) < len(chosen)).astype(np.float32)
         chosen = np.resize(chosen, size)
-        yield Batch(images[chosen], labels[chosen], weights)
+        given = images[chosen]
+        if form == "noisy":
+            given = with_noise(given, _STRONGEST_NOISE * start / len(order), random)
+        yield Batch(given, labels[chosen], weights)
 
 
 def baseline() -> float:

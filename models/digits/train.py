@@ -1,6 +1,6 @@
 """Trains the network of data-dependent depth on handwritten digits, plain or managed.
 
-python -m models.digits.train [--budget min] [--steps 400] [--seed 0] [--size small]
+python -m models.digits.train [--budget min] [--steps 400] [--seed 0] [--size small] [--form noisy]
 """
 
 from __future__ import annotations
@@ -39,17 +39,39 @@ SIZES = {
     ),
     "full": Size(Settings(8, 64, (64, 256)), batch=120, steps=160, learning_rate=2e-3),
 }
+# With noise there is more to do, and never as much certainty.
+NOISY_SIZES = {
+    "small": Size(
+        Settings(6, 16, (16, 64), sure=0.6, nearly_sure=0.4),
+        batch=48,
+        steps=200,
+        learning_rate=1e-2,
+    ),
+    "full": Size(
+        Settings(16, 64, (64, 256), sure=0.9, nearly_sure=0.8),
+        batch=120,
+        steps=300,
+        learning_rate=2e-3,
+    ),
+}
 _WARM_UP = 20  # steps
 
 
-def make(size: str = "small", seed: int = 0) -> Workload:
+def make(size: str = "small", seed: int = 0, form: str = "sorted") -> Workload:
     """The workload.
 
     Args:
       size: "small" for tests, "full" for measurements.
       seed: of the parameters.
+      form: "sorted" for batches of easy or hard digits; "noisy" for a network of twice as many
+        blocks, and batches that differ in how much noise was added to them.
+
+    Raises:
+      ValueError: there is no such size or form.
     """
-    chosen: Size = chosen_size(size, SIZES)
+    if form not in data.FORMS:
+        raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, data.FORMS))}.")
+    chosen: Size = chosen_size(size, NOISY_SIZES if form == "noisy" else SIZES)
     network = Network(chosen.settings)
     schedule = optax.warmup_cosine_decay_schedule(
         0, chosen.learning_rate, _WARM_UP, chosen.steps, chosen.learning_rate / 10
@@ -57,10 +79,10 @@ def make(size: str = "small", seed: int = 0) -> Workload:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
     parameters = initial_parameters(network, jax.random.key(seed))
     return Workload(
-        name="digits",
+        name="digits" if form == "sorted" else "noisy digits",
         step=gradient_step(partial(loss, network), optimizer),
         state=State(parameters, optimizer.init(parameters)),
-        batches=lambda split, seed: data.batches(split, chosen.batch, seed),
+        batches=lambda split, seed: data.batches(split, chosen.batch, seed, form),
         score=partial(score, network),
         sliceable=False,
         steps=chosen.steps,
@@ -83,4 +105,4 @@ def report(workload: Workload, parameters: Any, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    main(make, __doc__, report)
+    main(make, __doc__, report, forms=data.FORMS)

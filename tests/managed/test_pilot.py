@@ -93,6 +93,16 @@ def test_the_pilot_learns_what_a_batch_will_do(learning: Any) -> None:
     assert np.mean(right[-30:]) >= 0.9
 
 
+def test_a_path_can_be_predicted_without_running_it(learning: Any) -> None:
+    step, state = learning, parameters()
+    for depth in (4, 11):
+        foretold = step.pilot.predict(state, batch(depth))
+        same(jax.jit(growing)(state, batch(depth)), step(state, batch(depth)))
+        assert foretold == step.stats().predicted
+    with pytest.raises(jdynoff.ConfigurationError, match="has no pilot"):
+        make(pilot="off").pilot.predict(state, batch(4))
+
+
 def test_without_a_pilot_paths_are_counted_and_not_predicted() -> None:
     step, state = make(pilot="off"), parameters()
     assert {block.known for block in step.plan(state, batch(3)).blocks} == {"counted", "follows"}
