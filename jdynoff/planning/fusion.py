@@ -56,7 +56,7 @@ _SAME_BYTES = frozenset(["expand_dims", "reshape", "squeeze"])
 # What needs more arrays, or arrays of more bytes than so many times its own, is taken to be built:
 # a sum over all layers would keep all of its terms.
 _MOST_ROOTS = 8
-_MOST_ROOT_BYTES = 2.0
+MOST_ROOT_BYTES = 2
 
 
 class Fusion:
@@ -78,7 +78,8 @@ class Fusion:
 
     def is_fused(self, value: Value) -> bool:
         """Whether a value is never built."""
-        self._analyse(value.region)
+        if value.region not in self._analysed:
+            self._analyse(value.region)
         return value in self._roots
 
     def roots(self, fused: Value) -> list[Value]:
@@ -87,12 +88,14 @@ class Fusion:
 
     def made_from(self, value: Value) -> list[Value]:
         """The fused values that are computed from a value."""
-        self._analyse(value.region)
+        if value.region not in self._analysed:
+            self._analyse(value.region)
         return self._made.get(value, [])
 
     def operands(self, operation: Operation) -> list[Value]:
         """The arrays that an operation needs, in the place of fused operands those behind them."""
-        self._analyse(operation.region)
+        if operation.region not in self._analysed:
+            self._analyse(operation.region)
         served = self.residency.served
         found: dict[Value, None] = {}
         for number, operand in enumerate(operation.operands):
@@ -119,8 +122,6 @@ class Fusion:
         return self._positions[value]
 
     def _analyse(self, region: Region) -> None:
-        if region in self._analysed:
-            return
         self._analysed.add(region)
         for operation in region.operations:
             for value in operation.results:
@@ -128,7 +129,7 @@ class Fusion:
                     continue
                 roots = dict.fromkeys(self.operands(operation))
                 needed = sum(root.nbytes for root in roots)
-                if len(roots) <= _MOST_ROOTS and needed <= _MOST_ROOT_BYTES * value.nbytes:
+                if len(roots) <= _MOST_ROOTS and needed <= MOST_ROOT_BYTES * value.nbytes:
                     self._roots[value] = roots
                     for root in roots:
                         self._made.setdefault(root, []).append(value)

@@ -17,7 +17,7 @@ import heapq
 import math
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
-from jdynoff.planning.fusion import Fusion
+from jdynoff.planning.fusion import MOST_ROOT_BYTES, Fusion
 from jdynoff.planning.rebuilt_ranges import Range, rebuilt_ranges
 from jdynoff.planning.recompute import is_cheap, is_elementwise
 from jdynoff.planning.residency import Residency
@@ -92,6 +92,9 @@ class Simulation:
         if region not in self._bounds:
             bound = 0
             for operation in region.operations:
+                # What is behind fused operands is at most so many times as large as they are.
+                if not operation.bodies and MOST_ROOT_BYTES * operation.touched_bytes() <= bound:
+                    continue
                 operands = self._fusion.operands(operation)
                 needed = sum(operand.nbytes for operand in operands if self._counts(operand))
                 needed += self._made(operation)

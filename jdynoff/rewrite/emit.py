@@ -8,8 +8,8 @@ Three rules give exact results and low memory:
 1. Every call takes the serial that the previous call returned; loops carry it. XLA can then not
    reorder calls, not even between the copies of an unrolled body.
 2. A reload stands right before its first use and takes that use's latest operand as a dependency,
-   so XLA does not hoist it. Of what XLA may fuse into its user one element is enough, which keeps
-   it from being built for the dependency's sake.
+   so XLA does not hoist it. In bodies, one element is taken of what XLA may fuse into its user,
+   which keeps it from being built for the dependency's sake.
 3. In straight-line code a reload also depends on the results of everything that consumed an earlier
    reload: what was brought back is used up before more is brought back.
 
@@ -270,9 +270,9 @@ class _Emitter:
             if ready:
                 newest = max(ready, key=lambda operand: scope.made_at.get(operand, 0))
                 latest = scope.made_at.get(newest, 0)
-                found.append(_witness(newest, scope.values[newest]))
+                found.append(_witness(scope, newest, scope.values[newest]))
         if scope.last_result is not None and latest < scope.clock - _STALE_OPERATIONS:
-            found.append(_witness(scope.last_result, scope.last_array))
+            found.append(_witness(scope, scope.last_result, scope.last_array))
         if straight_line:
             found.extend(scope.retired)
             scope.retired = []
@@ -561,11 +561,16 @@ class _Emitter:
         return list(state)
 
 
-def _witness(value: Value, array: Any) -> Any:
-    """Something that exists only when all that `array` is computed from does."""
+def _witness(scope: _Scope, value: Value, array: Any) -> Any:
+    """Something that exists only when all that `array` is computed from does.
+
+    In bodies only: in the long straight line of a step it is the array itself that keeps XLA from
+    leaving the operations before it for later.
+    """
     producer = value.producer
     fused = producer is not None and is_elementwise(producer)
-    if not fused or not array.ndim or jax_compat.is_extended_dtype(value.aval):
+    in_body = scope.region.owner is not None
+    if not (fused and in_body and array.ndim) or jax_compat.is_extended_dtype(value.aval):
         return array
     return lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
 

@@ -28,7 +28,7 @@ _LARGEST_PIXEL = 16.0
 # same.
 _STRAY = 0.1
 _PIXEL_NOISE = 0.1
-_STRONGEST_NOISE = 1.0
+_STRONGEST_NOISE = 0.7
 
 
 class Batch(NamedTuple):

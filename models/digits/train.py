@@ -48,10 +48,10 @@ NOISY_SIZES = {
         learning_rate=1e-2,
     ),
     "full": Size(
-        Settings(16, 64, (64, 256), sure=0.9, nearly_sure=0.8),
+        Settings(16, 32, (32, 128), sure=0.8, nearly_sure=0.65),
         batch=120,
         steps=300,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
     ),
 }
 _WARM_UP = 20  # steps

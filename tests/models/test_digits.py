@@ -58,6 +58,18 @@ def test_batches_are_static_and_deterministic() -> None:
     assert_batches_are_static_and_deterministic(make())
 
 
+def test_noisy_batches_differ_in_their_noise() -> None:
+    assert_batches_are_static_and_deterministic(make(form="noisy"))
+    noisy = [batch.images for batch in data.batches("test", 60, 0, "noisy")]
+    assert np.all(noisy[0] * 16 == np.round(noisy[0] * 16))  # as scanned
+    black = [np.mean(images == 1) for images in noisy[1:]]  # the more noise, the more is clipped
+    assert black == sorted(black)
+    shares = [np.mean(batch.images == 1) for batch in data.batches("train", 60, 0, "noisy")]
+    assert max(shares) > 1.5 * min(shares)
+    with pytest.raises(ValueError, match="'blurred'"):
+        make(form="blurred")
+
+
 @pytest.mark.parametrize(
     ("nearly_sure", "sure", "what"),
     [(0.0, 0.0, SKIPPED), (0.0, 1.1, NARROW), (1.1, 1.1, WIDE)],
@@ -73,9 +85,9 @@ def test_sureness_decides_what_every_block_does(nearly_sure: float, sure: float,
         np.testing.assert_array_equal(logits[1:], logits[:-1])
 
 
-@pytest.fixture(scope="module")
-def after_training() -> tuple[Workload, State]:
-    workload = make()
+@pytest.fixture(scope="module", params=data.FORMS)
+def after_training(request: pytest.FixtureRequest) -> tuple[Workload, State]:
+    workload = make(form=request.param)
     return workload, trained(workload, 80)
 
 
