@@ -24,14 +24,19 @@ def spill_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spill")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def out_of_the_users_directories(spill_directory: Path) -> Iterator[None]:
+    """For the whole session, since fixtures of modules plan steps as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDYNOFF_SPILL_DIR", str(spill_directory))
+        patch.setenv("JDYNOFF_PLAN_CACHE", "off")
+        patch.setenv("JDYNOFF_MACHINE_FILE", str(spill_directory.parent / "no-machine.json"))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def default_spill_directory(
-    spill_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Keeps tests out of the user's directories."""
-    monkeypatch.setenv("JDYNOFF_SPILL_DIR", str(spill_directory))
-    monkeypatch.setenv("JDYNOFF_PLAN_CACHE", "off")
-    monkeypatch.setenv("JDYNOFF_MACHINE_FILE", str(spill_directory.parent / "no-machine.json"))
+def no_named_spill_files(spill_directory: Path) -> Iterator[None]:
+    """Looks for them after each test."""
     yield
     assert not list(spill_directory.iterdir()), "a spill file has a name"
 

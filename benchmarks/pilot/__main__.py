@@ -1,6 +1,6 @@
 """What the pilot is worth: memory, quality, time, errors and cost on the dynamic workloads.
 
-    python -m benchmarks.pilot [--quick] [--json FILE]
+    python -m benchmarks.pilot [--quick] [--workload NAME] [--json FILE]
 
 Five parts, one table: what plain JAX reserves and what the taken path needs; how often predictions
 are right before the step, against trivial predictors and offline classifiers; what a prediction is
@@ -11,6 +11,7 @@ quality, time and cost has no bounds.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,15 +33,16 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
 _BUDGETS = (0.5, 0.25, 0.12)
 
 
-def run(quick: bool) -> list[Claim]:
+def run(quick: bool, names: Sequence[str]) -> list[Claim]:
     """All parts, workload by workload."""
-    size, steps, kept, rounds = ("small", 80, 6, 2) if quick else ("full", 300, 48, 3)
+    size, steps, kept, rounds = ("small", 80, 6, 2) if quick else ("full", 300, 25, 2)
     # A small step needs less than the manager's pool: it is made to move something nevertheless.
     options = {"min_bytes": 1, "flops_per_byte": -1.0} if quick else {}
     measure_rates()
     found = memory.switch_claims()
     show("the pilot: a switch", found)
-    for name, make in WORKLOADS.items():
+    for name in names:
+        make = WORKLOADS[name]
         print(f"{name}...", file=sys.stderr)
         recording = record(make(size), options, steps, kept)
         plain = memory.plain_bytes(recording.workload.step, recording.state, recording.batches[-1])
@@ -61,8 +63,13 @@ def run(quick: bool) -> list[Claim]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit status."""
-    options = parse(__doc__, argv)
-    return conclude("the pilot", run(options.quick), options.json)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--workload", choices=WORKLOADS)
+    own, rest = parser.parse_known_args(arguments)
+    options = parse(__doc__, rest)
+    names = [own.workload] if own.workload else list(WORKLOADS)
+    return conclude("the pilot", run(options.quick, names), options.json)
 
 
 if __name__ == "__main__":

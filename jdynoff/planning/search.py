@@ -189,7 +189,6 @@ class Search:
         self.model = Model(program, machine)
         self.plain = Simulation(program, Decisions(), residency(program, Decisions()))
         self.plain_memory: MemoryUse | None = None
-        self.minimum: _Candidate
         self.minimum_memory: MemoryUse | None = None
         unchanged = Decisions(min_bytes=min_bytes)
         self.unchanged = self.candidate(-1.0, unchanged, self.plain, self.plain.peak())
@@ -208,7 +207,8 @@ class Search:
         """
         self.limit = None if budget == MINIMUM else int(budget)
         self.programs.clear()
-        self.decided.clear()  # their times are those of another budget
+        # What is made for a budget is of no use for another one.
+        self.decided = {key: found for key, found in self.decided.items() if key[1] is None}
         key = fingerprint(self.program, budget, always_minimum, *self.conditions)
         recipe = self.remembered.read(key)
         choice = None if recipe is None else self.repeat(recipe)
@@ -378,10 +378,9 @@ class Search:
         assert found is not None
         return found
 
-    def compile_minimum(self) -> MemoryUse:
-        """Compiles the candidate of least memory, the fastest of about the least, once."""
-        if self.minimum_memory is not None:
-            return self.compile(self.minimum)
+    @functools.cached_property
+    def minimum(self) -> _Candidate:
+        """The candidate of least memory: of those with about the least, the fastest."""
         # Nothing computed again never takes less memory.
         prices = self.prices[1:] if len(self.prices) > 1 else self.prices
         candidates = [self.least_of(price) for price in prices]
@@ -393,9 +392,12 @@ class Search:
         least = min(peaks.values())
         near = [found for found in candidates if peaks[id(found)] <= _SAME_PEAK * least]
         # The same for every budget, or the least of one would not be that of another.
-        self.minimum = min(
-            near, key=lambda found: self.predict(found, least_pool=True).step_seconds
-        )
+        return min(near, key=lambda found: self.predict(found, least_pool=True).step_seconds)
+
+    def compile_minimum(self) -> MemoryUse:
+        """Compiles the candidate of least memory, once."""
+        if self.minimum_memory is not None:
+            return self.compile(self.minimum)
         self.minimum_memory = self.compile(self.minimum)
         return self.minimum_memory
 
@@ -408,10 +410,8 @@ class Search:
         while attempts > 0 and aim > 0:
             attempts -= 1
             allowance = self.minimum.simulated + aim
-            fastest = self.fastest(allowance, prices)
-            # With the pool that this budget leaves it.
-            bar = _WORTHWHILE * self.predict(self.minimum).step_seconds
-            if _seconds(fastest) > bar:
+            fastest = self.best(allowance, prices)
+            if fastest is self.minimum:
                 return None
             memory = self.compile(fastest)
             excess = memory.total_bytes + self.floor(fastest.decisions) - limit
@@ -427,15 +427,11 @@ class Search:
         if math.isinf(self.model.machine.fresh_bytes_per_second):
             return None
         room = max(limit - self.fixed_bytes - _MIN_POOL_BYTES, 0)
-        candidates = [self.fastest(room, self.prices)]
-        # Straight-line code moves nothing while there is room.
-        candidates.extend(self.least_of(price) for price in self.prices)
-        seconds = [self.predict(candidate).step_seconds for candidate in candidates]
-        fastest = candidates[seconds.index(min(seconds))]
-        gain = 1 - min(seconds) / self.predict(self.unchanged).step_seconds
+        fastest = self.best(room, self.prices)
+        gain = 1 - self.predict(fastest).step_seconds / self.predict(self.unchanged).step_seconds
         if gain < _WORTHWHILE_EXTRA or not fastest.decisions.calls_manager():
             return None
-        memory = self.compile(fastest)
+        memory = self.compile_minimum() if fastest is self.minimum else self.compile(fastest)
         if memory.total_bytes + self.floor(fastest.decisions) > limit:
             return None
         note = (
@@ -443,6 +439,17 @@ class Search:
             f"cleared in every step, it is predicted to be {100 * gain:.0f}% faster."
         )
         return self.choice(fastest, memory, note)
+
+    def best(self, allowance: int, prices: Sequence[float]) -> _Candidate:
+        """The fastest within an allowance, or with least memory at a price.
+
+        The latter are candidates as well, since straight-line code moves nothing while there is
+        room. It is the one of least memory unless another is faster by more than nothing.
+        """
+        candidates = [self.fastest(allowance, prices), *map(self.least_of, prices)]
+        seconds = [self.predict(candidate).step_seconds for candidate in candidates]
+        worthwhile = min(seconds) <= _WORTHWHILE * self.predict(self.minimum).step_seconds
+        return candidates[seconds.index(min(seconds))] if worthwhile else self.minimum
 
     def fastest(self, allowance: int, prices: Sequence[float]) -> _Candidate:
         """The decisions of the least predicted time within an allowance for the temporaries."""
@@ -600,7 +607,7 @@ class Search:
             step_seconds=prediction.step_seconds,
             stall_seconds=prediction.stall_seconds,
             plain_seconds=_seconds(self.unchanged),
-            recompute_seconds=_seconds(self.recomputed),
+            recompute_seconds=self.predict(self.recomputed).step_seconds,
             flops=prediction.flops,
             extra_flops=prediction.extra_flops,
         )
