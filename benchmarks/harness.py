@@ -16,7 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ class Claim:
         bound: What must be reached; None for a figure that is only shown.
         at_least: Whether `bound` is a lower one.
         note: How it was measured, with the spread of a time.
+        series: What it is compared with, itself included, by name: for a figure.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Claim:
     bound: float | None
     at_least: bool = False
     note: str = ""
+    series: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def holds(self) -> bool:

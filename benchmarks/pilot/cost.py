@@ -46,6 +46,10 @@ def claims(recording: Recording, rounds: int, bounds: bool) -> list[Claim]:
             _SHARE if bounds else None,
             note=f"{100 * low:.2f} to {100 * high:.2f}, {1e6 * times['pilot'].median:.0f} us of "
             f"{1e3 * times['step'].median:.0f} ms",
+            series={
+                "pilot, ms": 1e3 * times["pilot"].median,
+                "step": 1e3 * times["step"].median,
+            },
         ),
         Claim(f"{name}: the pilot's size", "", size / 1e3, "kB", _BYTES / 1e3),
         Claim(

@@ -53,6 +53,11 @@ def workload_claims(recording: Recording, budget: int, plain: int) -> list[Claim
             None,
             note=f"budget {megabytes(budget):.3g} MB; pool {megabytes(min(used)):.3g} to "
             f"{megabytes(max(used)):.3g} MB over {len(used)} paths",
+            series={
+                "plain JAX, MB": megabytes(plain),
+                "static rewrite": megabytes(least.device_peak_bytes),
+                "dynamic plan": megabytes(static + mean),
+            },
         ),
     ]
 

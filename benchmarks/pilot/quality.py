@@ -105,6 +105,8 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
     listed = ", ".join(
         f"{other} {100 * block:.0f} ({100 * path:.0f})" for other, (block, path) in others.items()
     )
+    series = {"pilot": 100 * ours[0]}
+    series.update((other, 100 * block) for other, (block, _) in others.items())
     bound: float | None = None
     if bounds:
         train = Steps(features[:half], counters[:half])
@@ -114,6 +116,7 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
             f"({100 * known.path_accuracy:.0f})"
         )
         bound = min(_RIGHT, known.block_accuracy - _NEAR_OFFLINE)
+        series[f"offline, {known.name}"] = 100 * known.block_accuracy
     found.append(
         Claim(
             f"{name}: block counts right",
@@ -124,6 +127,7 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
             at_least=True,
             note=f"whole paths {100 * ours[1]:.0f}%, {len(np.unique(counters, axis=0))} paths in "
             f"{len(counters)} steps. {listed}",
+            series=series,
         )
     )
     found.append(

@@ -200,6 +200,7 @@ def _rows(title: str, compared: Compared, bounds: bool) -> list[Claim]:
             None,
             note=f"best without prediction: {without}; {compared.programs} programs; "
             f"{steps} batches. Time of the oracle's, through the disk: {listed}",
+            series={f"{policy}, x": mean(policy) / oracle for policy in sums},
         )
     ]
     closed = (mean(without) - pilot) / max(mean(without) - oracle, 1e-12)
@@ -253,6 +254,10 @@ def mispredictions(recording: Recording, rounds: int) -> list[Claim]:
             "x",
             None,
             note=slower,
+            series={
+                f"{100 * share:.0f}% wrong, x": value / seconds[0.0]
+                for share, value in seconds.items()
+            },
         ),
     ]
 
