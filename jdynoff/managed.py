@@ -239,8 +239,7 @@ class Managed:
         self._actions = check_actions(actions or {})
         self._module = _check_pilot(pilot)
         self._pilot_directory: str | os.PathLike[str] | None = None  # to start from
-        # Instead of the pilot, for experiments: from the step's flat arguments to the counters.
-        self._foretell: Callable[[Sequence[Any]], jax.Array] | None = None
+        self._told = False  # for experiments, see `Guide`
         self._features = features
         self._most_variants = 1 if self._module == "off" else variants
         self._verify = verify
@@ -645,10 +644,12 @@ class Managed:
             [output.aval for output in traced.program.top.outputs],
             module=None if self._module == "auto" else self._module,
             features=features,
-            foretell=self._foretell,
+            told=self._told,
         )
         learner = traced.guide.learner
-        if learner is not None:
+        if self._told:
+            traced.pilot_state = np.zeros(len(traced.blocks.learned), np.float32)
+        elif learner is not None:
             traced.pilot_state = learner.initial()
             if self._pilot_directory is not None:
                 # Only once: a step with other shapes is another program.

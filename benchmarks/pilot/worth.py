@@ -40,20 +40,20 @@ class Told:
     """A step that is told its path from outside."""
 
     step: Any
-    counters: np.ndarray
 
     @classmethod
     def of(cls, recording: Recording, **options: Any) -> Told:
-        """Compiles the step of a recording."""
+        """Plans and compiles the step of a recording."""
         step = jdynoff.managed(jax.jit(recording.workload.step), **recording.options, **options)
-        told = cls(step, np.zeros(len(recording.names), np.int32))
-        shape = jax.ShapeDtypeStruct(told.counters.shape, np.int32)
-        step._foretell = lambda leaves: jax.pure_callback(lambda: told.counters, shape)
-        return told
+        step._told = True
+        step.plan(recording.state, recording.batches[-1])
+        return cls(step)
 
     def run(self, counters: np.ndarray, state: Any, batch: Any) -> tuple[Any, float]:
         """One step; its results and its seconds."""
-        self.counters = np.asarray(counters, np.int32)
+        # The last step's state lands when it is waited for, and must not replace this one.
+        self.step._ledger.wait(self.step)
+        self.step._last.pilot_state = np.asarray(counters, np.float32)
         started = time.perf_counter()
         results = jax.block_until_ready(self.step(state, batch))
         return results, time.perf_counter() - started

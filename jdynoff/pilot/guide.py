@@ -76,7 +76,7 @@ class Guide:
         *,
         module: Any = None,
         features: Callable[[Sequence[Any]], jax.Array] | None = None,
-        foretell: Callable[[Sequence[Any]], jax.Array] | None = None,
+        told: bool = False,
     ) -> None:
         """Chooses the batch's arrays and builds the pilot.
 
@@ -86,8 +86,8 @@ class Guide:
           arguments: the step's flat arguments: path, abstract value, whether it is donated.
           outputs: abstract values of its flat outputs.
           module: a Flax module in the place of the pilot's own network.
-          foretell: i32[n], the counters from the step's flat arguments, instead of the pilot's
-            predictions; for experiments.
+          told: whether the state *is* the prediction, f32[n], and nothing is learned; for
+            experiments, which set it before each step.
           features: f32[F] from the step's flat arguments; None for the batch's statistics.
 
         Raises:
@@ -95,7 +95,7 @@ class Guide:
         """
         self.blocks = blocks
         self.slices = slices
-        self._foretell = foretell
+        self.told = told
         self.learned = [block for block in blocks.learned if _counter(block)[0] not in slices]
         positions = batch_positions(arguments, outputs)
         self.features = features or (
@@ -119,8 +119,8 @@ class Guide:
           leaves: the step's flat arguments.
         """
         features, usable = jnp.zeros(0), jnp.bool_(True)
-        if self._foretell is not None:
-            return Foreseen(features, usable, self._foretell(leaves), jnp.bool_(True))
+        if self.told:
+            return Foreseen(features, usable, jnp.asarray(state, np.int32), jnp.bool_(True))
         if self.learner is not None:
             features, usable = finite(self.features(leaves))
         computed = {operation: piece.evaluate(leaves) for operation, piece in self.slices.items()}
@@ -138,7 +138,7 @@ class Guide:
 
     def learn(self, state: Any, foreseen: Foreseen, counters: jax.Array) -> Any:
         """The pilot's next state, from what was counted (i32[n]). Traceable."""
-        if self.learner is None or self._foretell is not None:
+        if self.learner is None or self.told:
             return state
         mine = [
             number
