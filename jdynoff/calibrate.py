@@ -6,6 +6,7 @@ of this process or another, go by the corrected rates.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from jdynoff.errors import ConfigurationError
 from jdynoff.planning.calibration import Observation, corrected
-from jdynoff.planning.machine import Machine, write_machine
+from jdynoff.planning.machine import Machine, read_machine, write_machine
 
 if TYPE_CHECKING:
     from jdynoff.flights import Flight
@@ -66,6 +67,14 @@ class Calibration:
         if self._before is None or failure[0] is not None:
             return
         self.machine = corrected(self._before, self.observations)
+        if self._step.disk_rate is not None:
+            # How fast a disk may be used says nothing of how fast the machine's is.
+            known = read_machine()
+            self.machine = dataclasses.replace(
+                self.machine,
+                out_bytes_per_second=known.out_bytes_per_second,
+                back_bytes_per_second=known.back_bytes_per_second,
+            )
         if self.machine != self._before:
             write_machine(self.machine)
 

@@ -348,8 +348,11 @@ class Managed:
 
     def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
         """See `stages.Pilot.predict`."""
-        traced = self._traced(args, kwargs)
-        if traced.guide is None:
+        with self._lock:
+            last = self._last
+            traced = self._traced(args, kwargs)
+            self._last = last or traced  # a save is of the signature that ran
+        if traced.guide is None or traced.ready is None or not traced.ready.choice.moves:
             raise self._no_pilot(traced)
         names = [block.name for block in traced.blocks.learned]
         return dict(zip(names, self._foreseen(traced, args, kwargs).tolist(), strict=True))
@@ -389,6 +392,11 @@ class Managed:
     def plan(self) -> Planner:
         """Plans the step without running it: `step.plan(...)`, `step.plan.sweep(...)`."""
         return Planner(self)
+
+    @property
+    def disk_rate(self) -> int | None:
+        """The most bytes a second that go to the disk and come from it, if the user limits them."""
+        return self._tiers[0].bytes_per_second if self._tiers else None
 
     @property
     def has_features(self) -> bool:
@@ -603,7 +611,7 @@ class Managed:
     def _machine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Machine:
         """What plans reckon with: the device's rates, and the disk's no higher than it may be."""
         machine = machine_of(_device(args, kwargs))
-        rate = self._tiers[0].bytes_per_second if self._tiers else None
+        rate = self.disk_rate
         if rate is None:
             return machine
         return dataclasses.replace(

@@ -61,6 +61,9 @@ class FarTier {
   // Makes the next operations of that kind fail: `after` of them pass first, then `count` fail.
   virtual void InjectFault(Fault fault, std::int64_t after, std::int64_t count) = 0;
 
+  // Lets nobody wait any more for the time that a transfer should take; for the end.
+  virtual void Hurry() = 0;
+
   // Gives the descriptor up without touching anything shared; for the child of a fork.
   virtual void AbandonAfterFork() = 0;
 };

@@ -68,6 +68,7 @@ void Manager::Shutdown() {
     stopping_ = true;
     for (const auto& [id, ticket] : tickets_) open.push_back(id);
   }
+  if (far_ != nullptr) far_->Hurry();
   for (std::uint32_t id : open) CloseTicket(id);
   std::vector<std::thread> threads;
   {

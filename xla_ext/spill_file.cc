@@ -15,13 +15,13 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 
 #include "far_tier.h"
@@ -103,13 +103,18 @@ class Pace {
     if (bytes_per_second_ == 0) return;
     const auto share = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
         static_cast<double>(bytes) / static_cast<double>(bytes_per_second_)));
-    Clock::time_point until;
+    std::unique_lock lock(mutex_);
+    // Time in which nothing was moved is lost, but for that of the transfer itself.
+    const Clock::time_point until = over_ = std::max(over_, Clock::now() - share) + share;
+    ended_.wait_until(lock, until, [this] { return hurried_; });
+  }
+
+  void Hurry() {
     {
       std::lock_guard lock(mutex_);
-      // Time in which nothing was moved is lost, but for that of the transfer itself.
-      until = over_ = std::max(over_, Clock::now() - share) + share;
+      hurried_ = true;
     }
-    std::this_thread::sleep_until(until);
+    ended_.notify_all();
   }
 
  private:
@@ -117,6 +122,8 @@ class Pace {
 
   const std::uint64_t bytes_per_second_;
   std::mutex mutex_;
+  std::condition_variable ended_;
+  bool hurried_ = false;    // guarded by mutex_
   Clock::time_point over_;  // guarded by mutex_
 };
 
@@ -200,6 +207,11 @@ class SpillFile final : public FarTier {
     fault_after_ = after;
     fault_count_ = count;
     fault_armed_.store(fault != Fault::kNone, std::memory_order_release);
+  }
+
+  void Hurry() override {
+    writes_.Hurry();
+    reads_.Hurry();
   }
 
   void AbandonAfterFork() override { fd_.Close(); }

@@ -257,8 +257,8 @@ class Learner:
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, observed[rows])
             if not self._recalls:
                 return loss[None]
-            # Only what was known then, as when it counts.
-            apart = (times[rows][:, None] - times).astype(jnp.float32)
+            # Later steps as well: with the earlier ones alone there is too little to learn from.
+            apart = jnp.abs(times[rows][:, None] - times).astype(jnp.float32)
             allowed = filled & (apart > 0)
             attention = recall.attention(
                 parameters.metric, parameters.fading, inputs[rows], inputs, apart, allowed

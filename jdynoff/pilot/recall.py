@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _SPEED = 10.0  # of what is learned here, relative to the network's parameters
-_FIRST_FADING = 0.01  # of the logarithm of a vote, for each step that it is older
+_FIRST_FADING = 1e-3  # of the logarithm of a vote, for each step that it is older
+_LARGEST_FADING = 10.0
+_REACHES = (-20.0, 4.0)  # as logits
 _FIRST_REACH = -5.0  # as a logit: a vote is all but one for the same count
 _FLOOR = 0.01  # probability left to counts that no similar step had
 
@@ -50,7 +53,8 @@ def attention(
     queries, window = queries * weights, window * weights
     # The query's own length is the same for all of the window.
     nearness = 2 * queries @ window.T - jnp.sum(window**2, axis=1)
-    nearness -= _FIRST_FADING * jnp.exp(_SPEED * fading) * distances
+    faded = jnp.clip(_SPEED * fading, max=np.log(_LARGEST_FADING / _FIRST_FADING))
+    nearness -= _FIRST_FADING * jnp.exp(faded) * distances
     nearness = jnp.where(allowed, nearness, -jnp.inf)
     nearness -= jax.lax.stop_gradient(
         jnp.max(jnp.where(allowed, nearness, -1e30), axis=1, keepdims=True)
@@ -68,7 +72,12 @@ def carried(reach: jax.Array) -> jax.Array:
     Returns:
         f32[B], between 0 and 1.
     """
-    return jax.nn.sigmoid(_SPEED * reach + _FIRST_REACH)
+    return jnp.exp(_log_carried(reach))
+
+
+def _log_carried(reach: jax.Array) -> jax.Array:
+    # Bounded, or one far step would leave it where there is no gradient.
+    return jax.nn.log_sigmoid(jnp.clip(_SPEED * reach + _FIRST_REACH, *_REACHES))
 
 
 def log_likelihood(
@@ -85,9 +94,9 @@ def log_likelihood(
     Returns:
         f32[n, B].
     """
-    share = carried(reach)
+    log_share = _log_carried(reach)
     distance = jnp.abs(chosen[:, None, :] - window[None]).astype(jnp.float32)
-    agree = _weight(share) * jnp.exp(distance * jnp.log(share))
+    agree = _weight(jnp.exp(log_share)) * jnp.exp(distance * log_share)
     return jnp.log(_FLOOR + (1 - _FLOOR) * jnp.einsum("nw,nwb->nb", attention, agree))
 
 

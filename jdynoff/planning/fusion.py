@@ -62,13 +62,17 @@ MOST_ROOT_BYTES = 2
 class Fusion:
     """The fused values of a program under one set of decisions."""
 
-    def __init__(self, residency: Residency, built: Collection[Value]) -> None:
+    def __init__(
+        self, residency: Residency, built: Collection[Value], *, fuses: bool = True
+    ) -> None:
         """Prepares; regions are analysed when they are first asked about.
 
         Args:
           residency: what exists at all.
           built: values that something beside their readers needs as arrays.
+          fuses: whether any value is fused; else all are built.
         """
+        self.fuses = fuses
         self.residency = residency
         self._built = built
         self._analysed: set[Region] = set()
@@ -123,6 +127,8 @@ class Fusion:
 
     def _analyse(self, region: Region) -> None:
         self._analysed.add(region)
+        if not self.fuses:
+            return
         for operation in region.operations:
             for value in operation.results:
                 if not self._may_fuse(value):

@@ -50,6 +50,9 @@ class Simulation:
     program: Program
     decisions: Decisions
     residency: Residency
+    # For the least memory, all that is counted as built may be built, and moved or computed again:
+    # where little is alive, one array is less than the two that it is fused from.
+    fuses: bool = True
 
     def __post_init__(self) -> None:
         self.spilled_peak = 0
@@ -64,7 +67,7 @@ class Simulation:
                 for value in leaf.consumed:
                     self._site_of[value] = site, leaf
         self._extras = self._extra()
-        self._fusion = Fusion(self.residency, self._built())
+        self._fusion = Fusion(self.residency, self._built(), fuses=self.fuses)
 
     def _built(self) -> set[Value]:
         """Values that transfers, computing again or the user need as arrays."""

@@ -63,6 +63,8 @@ _SIMULATION_EXCESS = 3.0
 _AIM = 0.85
 _MISSED = 1.3
 _MOST_COMPILES = 3
+# Times the simulated temporaries, beyond which the candidate of least memory is not trusted.
+_MISLED = 1.5
 # What a candidate must save to be compiled instead of a program that is there.
 _WORTHWHILE = 0.99
 # What a program must save, as a share, to be compiled beside one that is good enough: instead of
@@ -249,9 +251,7 @@ class Search:
     def search(self, always_minimum: bool) -> Choice:
         """Chooses anew."""
         limit = self.limit
-        attempts = _MOST_COMPILES - 1
         if limit is not None and self.plain.peak() <= _SIMULATION_EXCESS * limit:
-            attempts -= 1
             memory = self.compile_plain()
             floor = self.floor(self.unchanged.decisions)
             if memory.total_bytes + floor <= limit:
@@ -276,7 +276,7 @@ class Search:
             )
             return self.choice(self.minimum, memory, note)
         if limit is not None and memory.total_bytes + self.floor(decisions) <= limit:
-            between = self.compile_between(limit, attempts)
+            between = self.compile_between(limit, _MOST_COMPILES - len(self.programs))
             if between is not None:
                 return between
         return self.choice(self.minimum, memory, "")
@@ -355,7 +355,9 @@ class Search:
         """See `decide`."""
         started = time.perf_counter()
         decisions = find_sites(self.program, self.min_bytes, price, self.pins)
-        simulation = Simulation(self.program, decisions, residency(self.program, decisions))
+        fuses = allowance is not None
+        state = residency(self.program, decisions)
+        simulation = Simulation(self.program, decisions, state, fuses)
         least = simulation.lower_bound()
         if allowance is not None and keeping:
             if not keep(decisions, allowance - simulation.peak()):
@@ -395,11 +397,23 @@ class Search:
         return min(near, key=lambda found: self.predict(found, least_pool=True).step_seconds)
 
     def compile_minimum(self) -> MemoryUse:
-        """Compiles the candidate of least memory, once."""
+        """Compiles the candidate of least memory, once.
+
+        Where XLA makes much more of it than was simulated, so is the one at the lowest price, of
+        whose replays the schedule depends less.
+        """
         if self.minimum_memory is not None:
             return self.compile(self.minimum)
-        self.minimum_memory = self.compile(self.minimum)
-        return self.minimum_memory
+        memory, other = self.compile(self.minimum), self.least_of(self.prices[0])
+        if len(self.prices) > 1:
+            other = self.least_of(self.prices[1])
+        if memory.temporary_bytes > _MISLED * self.minimum.simulated and other is not self.minimum:
+            of_other = self.compile(other)
+            needed = memory.total_bytes + self.floor(self.minimum.decisions)
+            if of_other.total_bytes + self.floor(other.decisions) < needed:
+                self.minimum, memory = other, of_other
+        self.minimum_memory = memory
+        return memory
 
     def compile_between(self, limit: int, attempts: int) -> Choice | None:
         """The fastest program that a part of the budget's spare bytes allows, if it holds."""
@@ -428,15 +442,17 @@ class Search:
             return None
         room = max(limit - self.fixed_bytes - _MIN_POOL_BYTES, 0)
         fastest = self.best(room, self.prices)
-        gain = 1 - self.predict(fastest).step_seconds / self.predict(self.unchanged).step_seconds
-        if gain < _WORTHWHILE_EXTRA or not fastest.decisions.calls_manager():
+        plain = self.predict(self.unchanged).step_seconds
+        saved = plain - self.predict(fastest).step_seconds
+        if saved <= _WORTHWHILE_EXTRA * plain or not fastest.decisions.calls_manager():
             return None
-        memory = self.compile_minimum() if fastest is self.minimum else self.compile(fastest)
+        self.compile_minimum()  # which the plan must name
+        memory = self.compile(fastest)
         if memory.total_bytes + self.floor(fastest.decisions) > limit:
             return None
         note = (
             f"the step fits unchanged; with what it keeps in the pool, whose memory need not be "
-            f"cleared in every step, it is predicted to be {100 * gain:.0f}% faster."
+            f"cleared in every step, it is predicted to be {100 * saved / plain:.0f}% faster."
         )
         return self.choice(fastest, memory, note)
 
@@ -446,7 +462,13 @@ class Search:
         The latter are candidates as well, since straight-line code moves nothing while there is
         room. It is the one of least memory unless another is faster by more than nothing.
         """
-        candidates = [self.fastest(allowance, prices), *map(self.least_of, prices)]
+        room = math.inf if self.limit is None else self.limit - self.fixed_bytes
+        candidates = [self.fastest(allowance, prices)]
+        candidates.extend(
+            found
+            for found in map(self.least_of, prices)
+            if found.simulated + self.floor(found.decisions) <= room
+        )
         seconds = [self.predict(candidate).step_seconds for candidate in candidates]
         worthwhile = min(seconds) <= _WORTHWHILE * self.predict(self.minimum).step_seconds
         return candidates[seconds.index(min(seconds))] if worthwhile else self.minimum

@@ -17,6 +17,7 @@ from jdynoff.planning.budget import parse_bytes
 from jdynoff.runtime.device_memory import host_memory
 from jdynoff.runtime.filesystems import filesystem_of
 
+_LEAST_RATE = 1_000_000
 SPILL_DIR_VARIABLE = "JDYNOFF_SPILL_DIR"
 
 
@@ -46,8 +47,20 @@ class Disk:
 
     @property
     def bytes_per_second(self) -> int | None:
-        """The rate in bytes a second."""
-        return None if self.rate is None else parse_bytes(self.rate)
+        """The rate in bytes a second.
+
+        Raises:
+            ConfigurationError: If it is below 1 MB: a transfer would take minutes.
+        """
+        if self.rate is None:
+            return None
+        rate = parse_bytes(self.rate)
+        if rate < _LEAST_RATE:
+            raise ConfigurationError(
+                f"rate={self.rate!r} allows {rate} bytes a second, and a disk must be allowed "
+                f"{_LEAST_RATE} at least; write it as 500000000 or '500MB'."
+            )
+        return rate
 
     @property
     def directory(self) -> str:

@@ -101,6 +101,25 @@ def test_what_fits_is_moved_only_where_memory_must_be_cleared(
     assert again.forecast == plan.forecast
 
 
+def test_a_plan_after_a_call_names_the_least(
+    arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "machine.json"))
+    write_machine(dataclasses.replace(ASSUMED_CPU, fresh_bytes_per_second=1e8))
+    step = jdynoff.managed(quick(descend(loss)), budget="1GiB")
+    jax.block_until_ready(step(*arguments))
+    named = step.plan(*arguments).min_feasible_bytes
+    least = jdynoff.managed(quick(descend(loss)), budget="min").plan(*arguments)
+    assert named == least.min_feasible_bytes
+
+
+@pytest.mark.parametrize("empty", [(), (0, 4)])
+def test_a_step_that_computes_nothing_runs(empty: tuple[int, ...]) -> None:
+    step = jdynoff.managed(jax.jit(lambda x: (x, jnp.sin(jnp.zeros(empty)))[0]), budget="1GiB")
+    assert step(jnp.ones(4)).shape == (4,)
+    jdynoff.managed(jax.jit(lambda x: x))(jnp.ones(3))
+
+
 def test_measured_rates_are_kept_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
