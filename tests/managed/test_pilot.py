@@ -103,6 +103,22 @@ def test_a_path_can_be_predicted_without_running_it(learning: Any) -> None:
         make(pilot="off").pilot.predict(state, batch(4))
 
 
+def test_a_prediction_for_another_size_leaves_the_pilot_that_ran() -> None:
+    step, state = make(), parameters()
+    step(state, batch(4))
+    step.stats()
+    _, before = step._pilot_state()
+    step.pilot.predict(state, {"x": batch(4)["x"][: ROWS // 2]})
+    np.testing.assert_array_equal(step._pilot_state()[1], before)
+
+
+def test_nothing_is_predicted_where_nothing_is_moved() -> None:
+    step = jdynoff.managed(jax.jit(growing), budget="1GiB")
+    assert not step.plan(parameters(), batch(4)).offloaded_bytes
+    with pytest.raises(jdynoff.ConfigurationError, match="has no pilot"):
+        step.pilot.predict(parameters(), batch(4))
+
+
 def test_without_a_pilot_paths_are_counted_and_not_predicted() -> None:
     step, state = make(pilot="off"), parameters()
     assert {block.known for block in step.plan(state, batch(3)).blocks} == {"counted", "follows"}

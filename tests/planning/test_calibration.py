@@ -154,6 +154,22 @@ def test_real_steps_correct_the_kept_rates(budget: str, file: Path) -> None:
     assert again.plan(*arguments).forecast.origin == "calibrated from 3 steps"
 
 
+def test_a_limited_disk_does_not_make_the_machines_slow(file: Path, spill_directory: Path) -> None:
+    before = read_machine()
+    arguments = weights(depth=DEPTH, width=WIDTH), normal(0, ROWS, WIDTH)
+    disk = jdynoff.Disk(spill_directory, rate="200MB")
+    step = jdynoff.managed(quick(descend(loss)), budget="40MiB", tiers=[disk], flops_per_byte=-1.0)
+    step(*arguments)
+    assert step.stats().bytes_written
+    with step.calibrate():
+        for _ in range(3):
+            step(*arguments)
+    found = read_machine()
+    assert found != before
+    assert found.out_bytes_per_second == before.out_bytes_per_second
+    assert found.back_bytes_per_second == before.back_bytes_per_second
+
+
 def test_nothing_is_kept_of_steps_that_fail_or_do_not_run(file: Path) -> None:
     step = jdynoff.managed(quick(descend(loss)), budget="1GiB")
     with step.calibrate() as calibration:
