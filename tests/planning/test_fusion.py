@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jdynoff
+from jdynoff.planning import search
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.fusion import Fusion
 from jdynoff.planning.live_ranges import Simulation
+from jdynoff.planning.machine import ASSUMED_CPU, FILE_VARIABLE, write_machine
 from jdynoff.planning.plan import MemoryUse
 from jdynoff.planning.residency import residency
 from jdynoff.planning.sites import find_sites, number_sites
@@ -116,3 +121,20 @@ def test_straight_line_code_is_simulated_as_xla_allocates_it(share: float | None
     compiled = jax.jit(rewritten).lower(np.uint32(0), *leaves).compile()
     found = MemoryUse.of(compiled.memory_analysis()).temporary_bytes
     assert 0.75 <= simulated / found <= 1.25
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+def test_the_least_is_not_what_xla_makes_much_larger(
+    trusting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Straight-line replays of products: XLA keeps what the schedule was to let go."""
+    machine = dataclasses.replace(
+        ASSUMED_CPU, flops_per_second=1e13, copy_bytes_per_second=1e8, out_bytes_per_second=1e7
+    )
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "machine.json"))
+    write_machine(machine)
+    if trusting:
+        monkeypatch.setattr(search, "_MISLED", np.inf)
+    arguments = [normal(n, WIDTH, WIDTH) for n in range(12)], normal(99, 8 * ROWS, WIDTH)
+    plan = jdynoff.managed(jax.jit(jax.grad(layers)), budget="min").plan(*arguments)
+    assert (plan.memory.temporary_bytes > 1.5 * plan.simulated_bytes) == trusting
