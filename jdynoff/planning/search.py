@@ -216,6 +216,7 @@ class Search:
         choice = None if recipe is None else self.repeat(recipe)
         if choice is not None:
             return choice
+        self.programs.clear()  # or what was remembered would count among those that may be tried
         choice = self.search(always_minimum)
         found = self.chosen
         self.remembered.write(
