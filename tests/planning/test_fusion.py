@@ -105,7 +105,9 @@ def test_straight_line_code_is_simulated_as_xla_allocates_it(share: float | None
     arguments = [normal(n, WIDTH, WIDTH) for n in range(DEPTH)], normal(DEPTH, ROWS, WIDTH)
     program, _ = program_of(jax.grad(layers), arguments)
     decisions = find_sites(program, 1, 0.0)
-    simulation = Simulation(program, decisions, residency(program, decisions))
+    # As for a plan with the least memory, and as for one with an allowance.
+    fuses = share != 0.0
+    simulation = Simulation(program, decisions, residency(program, decisions), fuses)
     least, simulated = simulation.lower_bound(), simulation.peak()
     if share is not None:
         decisions.spills = simulation.spill(int(least + share * (simulated - least)))
