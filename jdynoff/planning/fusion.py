@@ -13,43 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jdynoff.planning.recompute import is_elementwise, is_reduction
+from jdynoff.planning.recompute import TRANSCENDENTAL, is_elementwise, is_reduction
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Region, Value
 
-# XLA computes these once, however many read the result.
-_EXPENSIVE = frozenset(
-    [
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "cos",
-        "cosh",
-        "div",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log1p",
-        "logistic",
-        "pow",
-        "rem",
-        "rsqrt",
-        "sin",
-        "sinh",
-        "sqrt",
-        "tan",
-        "tanh",
-    ]
-)
 _LAYOUT = frozenset(["broadcast_in_dim", "iota", "pad", "rev", "slice", "transpose"])
 # These only give their operand another shape.
 _SAME_BYTES = frozenset(["expand_dims", "reshape", "squeeze"])
@@ -150,7 +117,7 @@ class Fusion:
             return not any(reader.bodies for reader in readers)
         if not (is_elementwise(producer) or producer.name in _LAYOUT):
             return False
-        if producer.name in _EXPENSIVE and len(readers) > 1:
+        if producer.name in TRANSCENDENTAL and len(readers) > 1:
             return False
         return all(
             is_elementwise(reader)

@@ -405,9 +405,8 @@ class Search:
         """
         if self.minimum_memory is not None:
             return self.compile(self.minimum)
-        memory, other = self.compile(self.minimum), self.least_of(self.prices[0])
-        if len(self.prices) > 1:
-            other = self.least_of(self.prices[1])
+        memory = self.compile(self.minimum)
+        other = self.least_of(self.prices[min(1, len(self.prices) - 1)])
         if memory.temporary_bytes > _MISLED * self.minimum.simulated and other is not self.minimum:
             of_other = self.compile(other)
             needed = memory.total_bytes + self.floor(self.minimum.decisions)
