@@ -55,10 +55,16 @@ def managed_plan(preset: str, sharding: Any) -> Any:
     return jdynoff.managed(step, budget="min").plan(state, batch)
 
 
-def checkpointed_bytes(preset: str, sharding: Any) -> int:
-    """Device bytes of the step with a checkpoint around each block, without `jdynoff`."""
+def checkpointed_bytes(preset: str, sharding: Any, *, chunks: bool = True) -> int:
+    """Device bytes of the step with a checkpoint around each block, without `jdynoff`.
+
+    Args:
+      preset: of the step.
+      sharding: on the described device.
+      chunks: whether there is one around each chunk of attention as well.
+    """
     config = training_config(preset)
-    config.model.global_config.update({"checkpoint_blocks": True, "checkpoint_chunks": True})
+    config.model.global_config.update({"checkpoint_blocks": True, "checkpoint_chunks": chunks})
     step, state, batch = step_and_shapes(config, sharding)
     analysis = step.lower(state, batch).compile().memory_analysis()
     return MemoryUse.of(analysis).total_bytes

@@ -1,7 +1,7 @@
 """What an operation costs: FLOPs by the usual formulas, and what replaying it would cost.
 
-Counts are of the traced equations, before XLA fuses or rewrites them. They rank what to compute
-again; the totals that the plan quotes come from XLA's own `cost_analysis()`.
+Counts are of the traced equations, before XLA fuses or rewrites them, and loops are multiplied out
+(XLA's own `cost_analysis()` counts the body of a loop once, however often it runs).
 
 The trap: a random number costs far more than the multiplication that uses it. Threefry takes some
 hundred integer operations for each 32 bits, so it has a price like a small matrix product.

@@ -56,7 +56,12 @@ class Network:
     """The values that residuals depend on, with what it costs to store or to compute each."""
 
     def __init__(
-        self, residuals: Sequence[Needed], pairs: Pairs, price: float, pins: Pins | None = None
+        self,
+        residuals: Sequence[Needed],
+        pairs: Pairs,
+        price: float,
+        pins: Pins | None = None,
+        spread: float = 0.0,
     ) -> None:
         """Follows the residuals back to where nothing can be computed again.
 
@@ -65,10 +70,14 @@ class Network:
           pairs: of one region.
           price: FLOPs that are paid rather than store one byte.
           pins: the user's actions.
+          spread: by which share the price falls over a body, first operation to last. Products of
+            one width cost the same a byte and would all change sides at one price; with a spread a
+            price in between divides them.
         """
         self.residuals = dict.fromkeys(residuals)
         self.pairs = pairs
         self.price = price
+        self.spread = spread if _LEAST_WORTH < price < math.inf else 0.0
         self.pins = pins or {}
         self.worth = max(min(price, _MOST_WORTH), _LEAST_WORTH)
         self.needed: dict[Needed, int] = {}  # vertex of a value
@@ -118,7 +127,11 @@ class Network:
     def price_of(self, node: Needed) -> float:
         """What storing a value is worth, whatever the user decides."""
         pair, value = node
-        return self.worth * (value.nbytes + _CALL_BYTES) * expected_executions(pair.producer)
+        place = 0.0
+        if value.producer is not None:
+            place = value.producer.position / len(pair.producer.operations)
+        worth = self.worth * (1 - self.spread * place)
+        return worth * (value.nbytes + _CALL_BYTES) * expected_executions(pair.producer)
 
     def expand(self, node: Needed, waiting: list[Needed]) -> None:
         """Adds the two ways to a value: its store, and its computation."""

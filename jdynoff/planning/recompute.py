@@ -125,6 +125,7 @@ _REDUCTIONS = frozenset(
         "reduce_sum",
     ]
 )
+_REARRANGEMENTS = frozenset(["expand_dims", "reshape", "rev", "squeeze", "transpose"])
 _CHEAP = _ELEMENTWISE | _LAYOUT | _REDUCTIONS
 # Replayed only at a price.
 _PRICED = frozenset(
@@ -161,6 +162,11 @@ def can_replay(operation: Operation, price: float) -> bool:
 def is_elementwise(operation: Operation) -> bool:
     """Whether each element of the one result depends on the same element of each operand."""
     return operation.name in _ELEMENTWISE and len(operation.results) == 1
+
+
+def is_rearrangement(operation: Operation) -> bool:
+    """Whether the result has the elements of the one operand in another order or shape."""
+    return operation.name in _REARRANGEMENTS
 
 
 def is_reduction(operation: Operation) -> bool:

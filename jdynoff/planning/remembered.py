@@ -25,7 +25,7 @@ from jdynoff.program.graph import Program, Value
 FOLDER_VARIABLE = "JDYNOFF_PLAN_CACHE"
 """A folder for plans; "off" for none. Default: `jdynoff/plans` in the user's cache."""
 
-_FORMAT = 3  # one more whenever decisions change their meaning
+_FORMAT = 4  # one more whenever decisions change their meaning
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,9 @@ _MOST_COMPILES = 3
 _MISLED = 1.5
 # What a candidate must save to be compiled instead of a program that is there.
 _WORTHWHILE = 0.99
+# Of a price that the user names, over a body (`find_sites`). The search itself does without: time
+# is the same on both sides of such a tie unless the link is just full.
+_SPREAD = 0.1
 # What a program must save, as a share, to be compiled beside one that is good enough: instead of
 # the unchanged step where that fits, or beside the program for all paths.
 _WORTHWHILE_EXTRA = 0.05
@@ -168,6 +171,7 @@ class Search:
         self.has_disk = has_disk
         self.pins = pins or {}
         self.prices = PRICES if price is None else (price,)
+        self.spread = 0.0 if price is None else _SPREAD
         operations = (operation for region in program.regions for operation in region.operations)
         pinned = [
             (number, self.pins[operation])
@@ -355,7 +359,7 @@ class Search:
     def decide_anew(self, price: float, allowance: int | None, keeping: bool) -> _Candidate | None:
         """See `decide`."""
         started = time.perf_counter()
-        decisions = find_sites(self.program, self.min_bytes, price, self.pins)
+        decisions = find_sites(self.program, self.min_bytes, price, self.pins, spread=self.spread)
         fuses = allowance is not None
         state = residency(self.program, decisions)
         simulation = Simulation(self.program, decisions, state, fuses)

@@ -42,6 +42,7 @@ def find_sites(
     price: float = 0.0,
     pins: Pins | None = None,
     observe: Callable[[Network], None] | None = None,
+    spread: float = 0.0,
 ) -> Decisions:
     """Returns the sites, replays and rebuilt residuals of a program's control flow.
 
@@ -51,6 +52,8 @@ def find_sites(
       price: FLOPs that are paid for computing again rather than move one byte.
       pins: the user's actions.
       observe: is shown the network of each region before it is cut.
+      spread: by which share the price falls over a body, so that arrays that cost the same a byte
+        do not all change sides at one price.
 
     Returns:
       Decisions without straight-line spills.
@@ -59,7 +62,7 @@ def find_sites(
     hidden: set[Value] = set()
     for region in program.regions:
         if not region.in_predicate:
-            _find_in(region, program.top, hidden, decisions, observe)
+            _find_in(region, program.top, hidden, decisions, observe, spread)
     for site in decisions.sites:
         if decisions.pinned(site.leaf) == "keep":
             site.kept = True
@@ -73,6 +76,7 @@ def _find_in(
     hidden: set[Value],
     decisions: Decisions,
     observe: Callable[[Network], None] | None,
+    spread: float,
 ) -> None:
     candidates: list[Site] = []
     for operation in region.operations:
@@ -99,7 +103,7 @@ def _find_in(
                 again.append(((pair, produced), reading))
             else:
                 first[pair, produced] = reading
-    network = Network(list(first), pairs, decisions.price, decisions.pins)
+    network = Network(list(first), pairs, decisions.price, decisions.pins, spread)
     if observe is not None:
         observe(network)
     choice = network.solve()

@@ -30,7 +30,7 @@ from jax import lax
 
 from jdynoff import jax_compat
 from jdynoff.planning.decisions import Decisions, Outer, Own, Replay, Site, Spill, Stored
-from jdynoff.planning.recompute import is_cheap, is_elementwise
+from jdynoff.planning.recompute import is_cheap, is_elementwise, is_rearrangement
 from jdynoff.planning.residency import holds_calls, residency
 from jdynoff.primitives import transfer
 from jdynoff.program.graph import Constant, Operand, Operation, Program, Region, Value
@@ -564,11 +564,12 @@ class _Emitter:
 def _witness(scope: _Scope, value: Value, array: Any) -> Any:
     """Something that exists only when all that `array` is computed from does.
 
-    In bodies only: in the long straight line of a step it is the array itself that keeps XLA from
-    leaving the operations before it for later.
+    XLA need not build then what it would else fuse, or multiply as it lies. In bodies only: in the
+    long straight line of a step it is the array itself that keeps XLA from leaving the operations
+    before it for later.
     """
     producer = value.producer
-    fused = producer is not None and is_elementwise(producer)
+    fused = producer is not None and (is_elementwise(producer) or is_rearrangement(producer))
     in_body = scope.region.owner is not None
     if not (fused and in_body and array.ndim) or jax_compat.is_extended_dtype(value.aval):
         return array

@@ -170,3 +170,32 @@ def test_at_a_negative_price_only_layout_is_done_again() -> None:
     program = scanned(("matmul", "sin"))
     again: Decisions = find_sites(program, 1, -1.0)
     assert all(flops(operation) == 0 for operation, _ in replayed(again))
+
+
+def test_a_spread_price_divides_products_of_one_width() -> None:
+    def body(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, None]:
+        for weight in weights:
+            x = x + jnp.sin(jnp.tanh(x @ weight) @ weight)
+        return x, None
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(body, x, weights)[0] ** 2)
+
+    width = 64  # a product costs 2 * 64 / 4 = 32 FLOPs for each byte of its result
+    program, _ = program_of(
+        descend(loss), (normal(0, DEPTH, 4, width, width), normal(1, 4096, width))
+    )
+
+    def moved(price: float, spread: float) -> int:
+        return sum(
+            site.total_bytes for site in find_sites(program, 1, price, spread=spread).moved()
+        )
+
+    prices = [30.0 + 0.5 * number for number in range(20)]
+    whole = [moved(price, 0.0) for price in prices]
+    divided = [moved(price, 0.1) for price in prices]
+    assert (divided[0], divided[-1]) == (whole[0], whole[-1])
+    assert divided == sorted(divided, reverse=True)
+    # All but the last of the layers' products change sides at two prices, or at many.
+    assert len(set(whole)) == 3
+    assert len(set(divided)) >= 6
