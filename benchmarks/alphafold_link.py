@@ -37,6 +37,7 @@ from jdynoff.planning.cost import flops
 from jdynoff.planning.live_ranges import executions
 from jdynoff.planning.machine import Machine, machine_of
 from jdynoff.planning.predict import Model, replayed
+from jdynoff.planning.search import SPREAD
 from jdynoff.planning.sites import find_sites
 from jdynoff.program.build import build
 from jdynoff.program.graph import Program
@@ -181,8 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.quick:
         fastest = planned(step, tuple(shapes), budget=budget)
         claims += rows("the fastest", fastest, machine, model, bounds=False)
-        pool = budget - jdynoff.managed(step, budget="min").plan(*shapes).device_peak_bytes
-        price = price_for(program, allowed["its own rate"] + pool, 0.1)
+        # What the budget leaves for residuals, by the plan that leaves most.
+        pool = budget - fastest.plan.min_feasible_bytes
+        price = price_for(program, allowed["its own rate"] + pool, SPREAD)
         filled = planned(step, tuple(shapes), budget=budget, flops_per_byte=price)
         claims += rows("the link filled", filled, machine, model, bounds=True)
     return report(

@@ -149,7 +149,8 @@ def managed(
         `python -m jdynoff doctor --measure` keeps of this machine. Below 0 nothing is computed
         again; at 0 only elementwise, layout and reduction operations are; at 20 attention logits of
         narrow heads too; at infinity whatever follows from arguments, carries and what is moved.
-        It falls by a tenth over each body, so that a price can divide products of one width.
+        It falls by a twentieth over each body, so that a price can divide products of one
+        width.
       actions: what is to happen to some values, by pattern: "keep" (in XLA), "offload" or
         "recompute". A pattern is matched, like a file name, against the name given by
         `jax.ad_checkpoint.checkpoint_name`, against `file.py:line`, and against the path of modules
@@ -541,7 +542,7 @@ class Managed:
             for number in tried:
                 del self._programs[number]
         numbers = {id(candidate.decisions): number for number, candidate in tried.items()}
-        blocks = _planned_blocks(traced) if choice.moves else ()
+        blocks = _planned_blocks(traced) if found[0].choice.moves else ()
         options = []
         for variant in found:
             plan = dataclasses.replace(variant.choice.plan, blocks=blocks, variants=len(found))

@@ -23,6 +23,7 @@ from benchmarks.pilot import cost, memory, quality, worth
 from benchmarks.pilot.figures import draw
 from benchmarks.pilot.recording import record
 from models.digits.train import make as make_digits
+from models.looped.train import make as make_looped
 from models.moe.train import make as make_moe
 from models.trees.train import make as make_trees
 from models.workload import Workload
@@ -31,6 +32,7 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "digits": make_digits,
     "noisy digits": partial(make_digits, form="noisy"),
     "moe": make_moe,
+    "looped": make_looped,
     "trees": make_trees,
 }
 _BUDGETS = (0.5, 0.25, 0.12)
@@ -38,7 +40,7 @@ _BUDGETS = (0.5, 0.25, 0.12)
 
 def run(quick: bool, names: Sequence[str]) -> dict[str, list[Claim]]:
     """All parts, workload by workload; rows by part."""
-    size, steps, kept, rounds = ("small", 80, 6, 2) if quick else ("full", 300, 25, 2)
+    size, steps, kept, rounds = ("small", 80, 6, 1) if quick else ("full", 300, 17, 3)
     # A small step needs less than the manager's pool: it is made to move something nevertheless.
     options = {"min_bytes": 1, "flops_per_byte": -1.0} if quick else {}
     measure_rates()
@@ -56,7 +58,7 @@ def run(quick: bool, names: Sequence[str]) -> dict[str, list[Claim]]:
         found = {
             "memory": memory.workload_claims(recording, half, plain),
             "quality": quality.claims(recording, bounds=not quick) + quality.ablation(recording),
-            "worth": worth.claims(recording, plain, _BUDGETS, bounds=not quick),
+            "worth": worth.claims(recording, plain, _BUDGETS, rounds, bounds=not quick),
             "mispredictions": worth.mispredictions(recording, rounds),
             "cost": cost.claims(recording, 10 * rounds, bounds=not quick),
         }

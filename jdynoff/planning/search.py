@@ -69,7 +69,7 @@ _MISLED = 1.5
 _WORTHWHILE = 0.99
 # Of a price that the user names, over a body (`find_sites`). The search itself does without: time
 # is the same on both sides of such a tie unless the link is just full.
-_SPREAD = 0.1
+SPREAD = 0.05
 # What a program must save, as a share, to be compiled beside one that is good enough: instead of
 # the unchanged step where that fits, or beside the program for all paths.
 _WORTHWHILE_EXTRA = 0.05
@@ -171,7 +171,7 @@ class Search:
         self.has_disk = has_disk
         self.pins = pins or {}
         self.prices = PRICES if price is None else (price,)
-        self.spread = 0.0 if price is None else _SPREAD
+        self.spread = 0.0 if price is None else SPREAD
         operations = (operation for region in program.regions for operation in region.operations)
         pinned = [
             (number, self.pins[operation])
@@ -519,9 +519,9 @@ class Search:
                 temporary_bytes=candidate.simulated,
             )
 
-        found = [Variant(chosen, outlook(self.chosen, memory.total_bytes))]
-        if most < 2 or not self.blocks.learned or not chosen.moves:
-            return found
+        first = Variant(chosen, outlook(self.chosen, memory.total_bytes))
+        if most < 2 or not self.blocks.learned or self.chosen is self.unchanged:
+            return [first]
         fixed = memory.total_bytes - memory.temporary_bytes
         candidates = [
             candidate
@@ -536,30 +536,52 @@ class Search:
             for candidate in candidates
         }
         paths = typical_paths(self.blocks, lambda block: self.model.weight(block.region))
-        while candidates and len(found) < most:
+        found = [first]
 
-            def saved(pair: tuple[np.ndarray, _Candidate]) -> float:
-                path, candidate = pair
-                known = min(variant.outlook.predict(path).step_seconds for variant in found)
-                new: float = outlooks[id(candidate)].predict(path).step_seconds
-                return 1 - new / known
+        def saved(pair: tuple[np.ndarray, _Candidate]) -> float:
+            path, candidate = pair
+            known = min(variant.outlook.predict(path).step_seconds for variant in found)
+            new: float = outlooks[id(candidate)].predict(path).step_seconds
+            return 1 - new / known
 
-            best = max(itertools.product(paths, candidates), key=saved)
-            if saved(best) < _WORTHWHILE_EXTRA:
-                break
-            candidate = best[1]
+        def compiled(candidate: _Candidate) -> Variant | None:
             candidates.remove(candidate)
             needed = self.compile(candidate)
             if needed.total_bytes + self.floor(candidate.decisions) > limit:
-                continue
+                return None
             choice = self.choice(candidate, needed, "", chosen.plan.min_feasible_bytes)
-            found.append(Variant(choice, outlook(candidate, needed.total_bytes)))
+            return Variant(choice, outlook(candidate, needed.total_bytes))
+
+        def most_saved() -> tuple[np.ndarray, _Candidate] | None:
+            best = max(itertools.product(paths, candidates), key=saved, default=None)
+            return None if best is None or saved(best) < _WORTHWHILE_EXTRA else best
+
+        if not chosen.moves and most_saved() is not None:
+            # Only what calls the manager is counted, and what is not counted is not learned from:
+            # on the heaviest path another one stands in, if it takes about as long.
+            heaviest = paths[-1]
+            near = min(candidates, key=lambda one: outlooks[id(one)].predict(heaviest).step_seconds)
+            stand_in = compiled(near)
+            if stand_in is None:
+                return [first]
+            known, new = (
+                variant.outlook.predict(heaviest).step_seconds for variant in (first, stand_in)
+            )
+            if new > (1 + _WORTHWHILE_EXTRA) * known:
+                return [first]
+            found = [stand_in]
+        while len(found) < most and (best := most_saved()) is not None:
+            variant = compiled(best[1])
+            if variant is not None:
+                found.append(variant)
+        if len(found) == 1:
+            return [first]
         # Only those that are the fastest somewhere; the one for the heaviest path comes first.
-        best = [
+        fastest = [
             min(found, key=lambda variant: variant.outlook.predict(path).step_seconds)
             for path in reversed(paths)
         ]
-        return list(dict.fromkeys(best))
+        return list(dict.fromkeys(fastest))
 
     def choice(
         self, candidate: _Candidate, memory: MemoryUse, note: str, least: int | None = None

@@ -1,0 +1,1 @@
+"""A language model that goes through one block as often as is drawn: which character comes next?"""
