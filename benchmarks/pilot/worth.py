@@ -232,7 +232,8 @@ def _rows(title: str, compared: Compared, bounds: bool) -> list[Claim]:
             "% of the step",
             None,
             note=f"best without prediction: {without}; {compared.programs} programs; "
-            f"{len(sums['pilot'].seconds)} batches. Time of the oracle's, through the disk: {listed}",
+            f"{len(sums['pilot'].seconds)} batches. Time of the oracle's, through the disk: "
+            f"{listed}",
             series={f"{policy}, x": mean(policy) / oracle for policy in sums},
         )
     ]

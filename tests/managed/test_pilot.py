@@ -16,6 +16,8 @@ import pytest
 
 import jdynoff
 from jdynoff.planning.machine import ASSUMED_CPU
+from models.looped import train as looped
+from models.looped.network import Settings
 from tests.programs.dynamic import LAYERS, ROWS, batch, chosen, growing, parameters
 from tests.programs.example import difference_in_ulps
 
@@ -282,6 +284,42 @@ def test_short_paths_get_a_program_of_their_own() -> None:
     assert len(used) > 1  # bytes stored by a layer differ between the programs
     alone = jdynoff.managed(jax.jit(growing), budget=budget, variants=1)
     assert alone.plan(state, batch(3)).variants == 1
+
+
+@pytest.mark.usefixtures("slow_disk")
+def test_short_paths_may_move_where_the_longest_one_computes_all_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that moves nothing counts nothing, so another one stands in for it."""
+    size = dataclasses.replace(
+        looped.SIZES["small"], settings=Settings(64, 2, 64, most=16), batch=16
+    )
+    monkeypatch.setitem(looped.SIZES, "small", size)
+    workload = looped.make("small")
+    state, text = workload.state, next(workload.batches("train", 0))
+    plain = jax.jit(workload.step)
+    least = jdynoff.managed(jax.jit(workload.step), budget="min").plan(state, text)
+    for share in (2.0, 1.9, 2.1, 1.8, 2.2):  # where exactly depends on XLA's figures
+        budget = int(share * least.device_peak_bytes)
+        alone = jdynoff.managed(jax.jit(workload.step), budget=budget, variants=1)
+        alone.plan(state, text)
+        if not alone._last.ready.options[0][1].choice.moves:
+            break
+    else:
+        pytest.fail("the step moves something within each of these budgets")
+    step = jdynoff.managed(jax.jit(workload.step), budget=budget)
+    assert step.plan(state, text).variants > 1
+    assert all(variant.choice.moves for _, variant in step._last.ready.options)
+    stored = set()
+    for depth in (2, 16, 3, 15):
+        batch = text._replace(depth=np.int32(depth))
+        (_, expected), (_, found) = plain(state, batch), step(state, batch)
+        np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+        stats = step.stats()
+        assert depth_of(stats) == depth
+        assert stats.blocks_predicted_right == stats.blocks_predicted == 2
+        stored.add(stats.bytes_offloaded // depth)
+    assert len(stored) > 1
 
 
 @pytest.mark.usefixtures("slow_disk")
