@@ -3,8 +3,9 @@
 One step of initial training. Within the peak of per-block `jax.checkpoint`, which computes every
 block again, two plans: the fastest one that the planner predicts, and the one that computes least
 again while the link carries, in each direction, at most 0.9 of what it could while the step
-computes. Then how little any plan could compute again, by duality: at a price p of a byte the
-cheapest choice costs C(p) FLOPs, so who stores S bytes computes at least C(p) - p S again.
+computes. Then how little any plan of this planner could compute again, by duality: at a price p of
+a byte the cheapest choice costs C(p) FLOPs, so one that stores S bytes computes at least C(p) - p S
+again.
 
 The rates are those of `jdynoff.planning.machine`, from data sheets. A step sustains fewer FLOP/s
 than its products alone, since much of it waits for memory: its own rate is its FLOPs over its
@@ -49,6 +50,7 @@ _CALL_BYTES = 4096  # what the planner adds to each entry
 _MOST_EXTRA = 5.0  # per cent
 _LINK_SHARE = 0.9
 _PRICES = np.geomspace(8, 200, 80)
+_NOTHING_AGAIN = -1.0  # a price
 _SEARCHED = (32.0, 160.0)
 
 
@@ -71,6 +73,8 @@ def amounts(program: Program, price: float, spread: float = 0.0) -> Amounts:
     """Sums up the choice at a price."""
     decisions = find_sites(program, _MIN_BYTES, price, spread=spread)
     sites = [(site, executions(site.region)) for site in decisions.sites]
+    # What is stored within one run of a loop's body would not be there at once.
+    assert all(times == 1 for _, times in sites)
     return Amounts(
         sum(flops(operation) * executions(region) for operation, region in replayed(decisions)),
         sum(site.total_bytes * times for site, times in sites),
@@ -80,18 +84,20 @@ def amounts(program: Program, price: float, spread: float = 0.0) -> Amounts:
 
 def least_again(program: Program, stored: float) -> float:
     """A bound from below on the FLOPs that are computed again if so many bytes are stored."""
+    most_entries = amounts(program, _NOTHING_AGAIN).entries
     bounds = []
     for price in map(float, _PRICES):
         found = amounts(program, price)
-        # What the planner minimises counts each entry's call; without them, at most that much less.
-        cost = found.again + price * found.stored - price * _CALL_BYTES * found.entries
-        bounds.append(cost - price * stored)
+        # What is minimised counts a call for each entry, and another choice may have more of them.
+        calls = _CALL_BYTES * (most_entries - found.entries)
+        bounds.append(found.again + price * (found.stored - calls - stored))
     return max(0.0, *bounds)
 
 
 def price_for(program: Program, stored: float, spread: float) -> float:
     """The lowest price, to a thousandth, at which at most so many bytes are stored."""
     low, high = _SEARCHED
+    assert amounts(program, low, spread).stored > stored >= amounts(program, high, spread).stored
     while high / low > 1.001:
         middle = math.sqrt(low * high)
         if amounts(program, middle, spread).stored <= stored:

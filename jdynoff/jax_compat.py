@@ -277,12 +277,6 @@ def contracted_size(eqn: Any, left_shape: Sequence[int]) -> int:
     return math.prod(left_shape[axis] for axis in contracted)
 
 
-def product_axes(eqn: Any) -> tuple[tuple[Sequence[int], Sequence[int]], ...]:
-    """Of a `dot_general`: for each operand its contracted and its batch axes."""
-    contracted, batch = eqn.params["dimension_numbers"]
-    return tuple(zip(contracted, batch, strict=True))
-
-
 def convolution_output_features(eqn: Any, kernel_shape: Sequence[int]) -> int:
     """Of a `conv_general_dilated`: its number of output channels."""
     return kernel_shape[eqn.params["dimension_numbers"].rhs_spec[0]]

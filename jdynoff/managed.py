@@ -149,8 +149,8 @@ def managed(
         `python -m jdynoff doctor --measure` keeps of this machine. Below 0 nothing is computed
         again; at 0 only elementwise, layout and reduction operations are; at 20 attention logits of
         narrow heads too; at infinity whatever follows from arguments, carries and what is moved.
-        It falls by a twentieth over each body, so that a price can divide products of one
-        width.
+        A price that is named falls by a twentieth over each body, so that it can divide
+        products of one width; those that the search tries do not.
       actions: what is to happen to some values, by pattern: "keep" (in XLA), "offload" or
         "recompute". A pattern is matched, like a file name, against the name given by
         `jax.ad_checkpoint.checkpoint_name`, against `file.py:line`, and against the path of modules
@@ -671,6 +671,8 @@ class Managed:
         self._ledger.wait(self)
         traced = self._last
         if traced is None or traced.guide is None or traced.guide.learner is None:
+            raise self._no_pilot(traced)
+        if traced.ready is not None and not traced.ready.options[0][1].choice.moves:
             raise self._no_pilot(traced)
         return traced.guide.learner, traced.pilot_state
 

@@ -2,11 +2,11 @@
 
 All policies run compiled steps of one network on the same batches in turn, on batches that nobody
 has seen before; what is told to the step before it starts, and which of its programs runs, is all
-that differs. Without a prediction one program runs on every path: each of them is tried with a
-"watermark", which expects nothing, so that bytes leave the pool only when it runs low; and the one
-for the heaviest path with "everything", which expects the worst. With a prediction, it picks the
-program. The headroom is what the oracle saves over the best of those without; where it is small
-there is nothing to win, and the table says so.
+that differs. Without a prediction one program runs on every path: each of them, and each that a
+price of the search gives, is tried with a "watermark", which expects nothing, so that bytes leave
+the pool only when it runs low; and the one for the heaviest path with "everything", which expects
+the worst. With a prediction, it picks the program. The headroom is what the oracle saves over the
+best of those without; where it is small there is nothing to win, and the table says so.
 
 The disk of a machine may be so fast that nothing is worth predicting, so the smaller budgets are
 measured with a disk of the rate of an ordinary cloud volume as well.
@@ -26,6 +26,7 @@ import numpy as np
 import jdynoff
 from benchmarks.harness import Claim, megabytes, skipped
 from benchmarks.pilot.recording import Recording
+from jdynoff.planning.prices import PRICES
 from jdynoff.runtime.tiers import default_tiers
 
 _PROGRAMS = 3
@@ -45,7 +46,7 @@ class Told:
     @classmethod
     def of(cls, recording: Recording, **options: Any) -> Told:
         """Plans and compiles the step of a recording."""
-        step = jdynoff.managed(jax.jit(recording.workload.step), **recording.options, **options)
+        step = jdynoff.managed(jax.jit(recording.workload.step), **{**recording.options, **options})
         step._told = True
         step.plan(recording.state, recording.batches[-1])
         return cls(step)
@@ -140,6 +141,19 @@ def experienced(recording: Recording, batch: Any, **options: Any) -> Any:
     return managed
 
 
+def single_programs(recording: Recording, options: dict[str, Any]) -> dict[str, Told]:
+    """The step with each price of the search, as far as it fits, and as it is chosen."""
+    found = {}
+    for price in (None, *PRICES):
+        try:
+            told = Told.of(recording, **{**options, "flops_per_byte": price}, variants=1)
+        except jdynoff.BudgetError:
+            continue
+        told.run(worst(recording), recording.state, recording.batches[-1])
+        found[f"watermark, price {'chosen' if price is None else f'{price:g}'}"] = told
+    return found
+
+
 def compare(recording: Recording, budget: int, tiers: list[jdynoff.Disk], rounds: int) -> Compared:
     """Every policy on every kept batch, in turn, so many times."""
     options = {"budget": budget, "tiers": tiers}
@@ -154,6 +168,7 @@ def compare(recording: Recording, budget: int, tiers: list[jdynoff.Disk], rounds
     highest, last = worst(recording), recording.counters[-1]
     for program in range(programs):
         told.run(highest, recording.state, unused, program)
+    alone = {} if programs == 1 else single_programs(recording, options)
     sums: dict[str, Sums] = defaultdict(Sums)
     numbered = list(enumerate(zip(batches, paths, strict=False)))
     for number, (batch, path) in numbered * rounds:
@@ -170,6 +185,9 @@ def compare(recording: Recording, budget: int, tiers: list[jdynoff.Disk], rounds
         }.items():
             _, seconds = told.run(expected, recording.state, batch, program)
             sums[name].add(number, seconds, told.step.stats())
+        for name, single in alone.items():
+            _, seconds = single.run(path * 0, recording.state, batch)
+            sums[name].add(number, seconds, single.step.stats())
         for name, variants in (("pilot, one program", 1), ("pilot", _PROGRAMS)):
             started = time.perf_counter()
             jax.block_until_ready(pilots[variants](recording.state, batch))
@@ -199,7 +217,7 @@ def claims(
             if budget < least:
                 found.append(skipped(title, f"the least budget is {100 * least / plain:.0f}%"))
                 continue
-            told = Told.of(recording, budget=budget, tiers=tiers, variants=1)
+            told = Told.of(recording, budget=budget, tiers=tiers, variants=_PROGRAMS)
             if not told.step.plan(recording.state, recording.batches[-1]).traffic_bytes:
                 reason = "the budget is kept without the manager: nothing to win"
                 found.append(skipped(title, reason))

@@ -130,7 +130,7 @@ class Network:
         place = 0.0
         if value.producer is not None:
             place = value.producer.position / len(pair.producer.operations)
-        worth = self.worth * (1 - self.spread * place)
+        worth = max(self.worth * (1 + self.spread * (0.5 - place)), _LEAST_WORTH)
         return worth * (value.nbytes + _CALL_BYTES) * expected_executions(pair.producer)
 
     def expand(self, node: Needed, waiting: list[Needed]) -> None:

@@ -15,13 +15,11 @@ import bisect
 import dataclasses
 import heapq
 import math
-from collections.abc import Callable
 
 from jdynoff.planning.decisions import Decisions, Site, Spill
 from jdynoff.planning.fusion import MOST_ROOT_BYTES, Fusion
 from jdynoff.planning.rebuilt_ranges import Range, rebuilt_ranges
 from jdynoff.planning.recompute import is_cheap, is_elementwise
-from jdynoff.planning.reordered import reordered_bytes
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Program, Region, Value
 from jdynoff.program.structure import Leaf, leaves, root
@@ -103,7 +101,7 @@ class Simulation:
                 operands = self._fusion.operands(operation)
                 needed = sum(operand.nbytes for operand in operands if self._counts(operand))
                 needed += self._made(operation)
-                needed += self._within(operation, self.lower_bound)
+                needed += max((self.lower_bound(body) for body in operation.bodies), default=0)
                 bound = max(bound, needed)
             self._bounds[region] = bound
         return self._bounds[region]
@@ -219,10 +217,6 @@ class Simulation:
                     return None  # an earlier operand dies there too
         return None
 
-    def _within(self, operation: Operation, of: Callable[[Region], int]) -> int:
-        """Bytes that an operation needs while it runs, beside its operands and results."""
-        return max((of(body) for body in operation.bodies), default=reordered_bytes(operation))
-
     def _made(self, operation: Operation) -> int:
         return sum(result.nbytes for result in operation.results if self._counts(result))
 
@@ -266,7 +260,7 @@ class Simulation:
         for position, operation in enumerate(region.operations):
             alive += change[position]
             totals.append(alive)
-            inside = self._within(operation, self.peak)
+            inside = max((self.peak(body) for body in operation.bodies), default=0)
             if alive + inside > peak:
                 peak, where = alive + inside, position
         return peak, where
@@ -306,8 +300,8 @@ class Simulation:
                 away.discard(value)
                 alive[value] = None
                 total += value.nbytes
-            inside = self._within(operation, self.peak)
-            least = self._within(operation, self.lower_bound)
+            inside = max((self.peak(body) for body in operation.bodies), default=0)
+            least = max((self.lower_bound(body) for body in operation.bodies), default=0)
             needed_here = {id(value) for value in (*operands, *operation.results)}
             postponed = []
             while total + inside > allowance and heap:

@@ -2,8 +2,7 @@
 
 The emitter computes a value again at its first use, with everything that it needs and that was not
 computed again before. What two such chains share is alive from the first to the last of them: a
-softmax that is computed to get at the activation after it waits for its own backward pass. A base
-that is moved for such chains arrives with the first of them, and is alive until the last.
+softmax that is computed to get at the activation after it waits for its own backward pass.
 
 The trap: values that only one chain uses are not counted. XLA fuses most of them, and the others
 are gone before the next chain starts.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jdynoff.planning.decisions import Decisions, Replay, Stored
+from jdynoff.planning.decisions import Decisions, Replay
 from jdynoff.planning.residency import Residency
 from jdynoff.program.graph import Operation, Region, Value
 
@@ -56,11 +55,8 @@ def _ranges(replay: Replay, uses: list[tuple[int, Value]]) -> list[Range]:
         while waiting:
             value = waiting.pop()
             last[value] = position
-            origin = replay.origins.get(value)
-            if isinstance(origin, Stored):
-                made.setdefault(value, position)
             operation = value.producer
-            if origin is not None or operation is None or operation in done:
+            if value in replay.origins or operation is None or operation in done:
                 continue
             done.add(operation)
             made.update((result, position) for result in operation.results)
@@ -72,6 +68,6 @@ def _ranges(replay: Replay, uses: list[tuple[int, Value]]) -> list[Range]:
             begins, ends = counted[value]
             ranges.append(Range(first, begins - 1, value.nbytes))
             ranges.append(Range(ends + 1, end, value.nbytes))
-        elif end > first or isinstance(replay.origins.get(value), Stored):
+        elif end > first:
             ranges.append(Range(first, end, value.nbytes))
     return [found for found in ranges if found.nbytes and found.last >= found.first]

@@ -556,32 +556,34 @@ class Search:
             best = max(itertools.product(paths, candidates), key=saved, default=None)
             return None if best is None or saved(best) < _WORTHWHILE_EXTRA else best
 
+        heaviest = paths[-1]
         if not chosen.moves and most_saved() is not None:
             # Only what calls the manager is counted, and what is not counted is not learned from:
             # on the heaviest path another one stands in, if it takes about as long.
-            heaviest = paths[-1]
             near = min(candidates, key=lambda one: outlooks[id(one)].predict(heaviest).step_seconds)
             stand_in = compiled(near)
             if stand_in is None:
-                return [first]
-            known, new = (
-                variant.outlook.predict(heaviest).step_seconds for variant in (first, stand_in)
-            )
-            if new > (1 + _WORTHWHILE_EXTRA) * known:
                 return [first]
             found = [stand_in]
         while len(found) < most and (best := most_saved()) is not None:
             variant = compiled(best[1])
             if variant is not None:
                 found.append(variant)
-        if len(found) == 1:
+
+        def fastest(path: np.ndarray) -> Variant:
+            return min(found, key=lambda variant: variant.outlook.predict(path).step_seconds)
+
+        def share(path: np.ndarray) -> float:
+            new, old = fastest(path).outlook.predict(path), first.outlook.predict(path)
+            return new.step_seconds / old.step_seconds
+
+        if first not in found and (
+            share(heaviest) > 1 + _WORTHWHILE_EXTRA
+            or min(map(share, paths)) > 1 - _WORTHWHILE_EXTRA
+        ):
             return [first]
         # Only those that are the fastest somewhere; the one for the heaviest path comes first.
-        fastest = [
-            min(found, key=lambda variant: variant.outlook.predict(path).step_seconds)
-            for path in reversed(paths)
-        ]
-        return list(dict.fromkeys(fastest))
+        return list(dict.fromkeys(fastest(path) for path in reversed(paths)))
 
     def choice(
         self, candidate: _Candidate, memory: MemoryUse, note: str, least: int | None = None

@@ -562,11 +562,12 @@ class _Emitter:
 
 
 def _witness(scope: _Scope, value: Value, array: Any) -> Any:
-    """Something that exists only when all that `array` is computed from does.
+    """Something that exists only when what `array` is computed from does.
 
-    XLA need not build then what it would else fuse, or multiply as it lies. In bodies only: in the
-    long straight line of a step it is the array itself that keeps XLA from leaving the operations
-    before it for later.
+    Of what is put together from parts (concatenated, padded) that is one part, so the order is
+    looser there, and the results are the same. XLA need not build then what it would else fuse, or
+    multiply as it lies. In bodies only: in the long straight line of a step it is the array itself
+    that keeps XLA from leaving the operations before it for later.
     """
     producer = value.producer
     fused = producer is not None and (is_elementwise(producer) or is_rearrangement(producer))

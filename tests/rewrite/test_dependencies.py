@@ -1,4 +1,4 @@
-"""Which operands of products are copied; and that nothing is built for a dependency alone."""
+"""What a transfer waits for: enough for the order, and no more."""
 
 from __future__ import annotations
 
@@ -7,38 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import jdynoff
-from jdynoff.planning.reordered import reordered_bytes
 from tests.programs.example import normal
-from tests.programs.rewritten import program_of
-
-
-@pytest.mark.parametrize(
-    ("formula", "left", "right", "copied"),
-    [
-        ("ij,jk->ik", (4, 8), (8, 16), ()),
-        ("ji,kj->ik", (8, 4), (16, 8), ()),  # transposed matrices are multiplied as they lie
-        ("bij,bjk->bik", (2, 4, 8), (2, 8, 16), ()),
-        ("bqhd,bkhd->bhqk", (2, 4, 3, 8), (2, 5, 3, 8), (0, 1)),  # heads between the tokens
-        ("bqhd,bkhd->bhqk", (2, 4, 1, 8), (2, 5, 1, 8), ()),  # with a single head they are not
-        ("icdj,cdk->ijk", (4, 3, 5, 6), (3, 5, 7), (0,)),  # contracted over its middle
-        ("ijcd,cdk->ijk", (4, 6, 3, 5), (3, 5, 7), ()),
-    ],
-)
-def test_operands_whose_axes_lie_otherwise_are_copied(
-    formula: str, left: tuple[int, ...], right: tuple[int, ...], copied: tuple[int, ...]
-) -> None:
-    operands = normal(0, *left), normal(1, *right)
-    program, _ = program_of(lambda x, y: jnp.einsum(formula, x, y), operands)
-    sizes = [reordered_bytes(operation) for operation in program.top.operations]
-    assert sum(sizes) == sum(operands[number].nbytes for number in copied)
-
-
-def test_other_operations_copy_nothing() -> None:
-    program, _ = program_of(lambda x: jnp.sin(x).T + jax.nn.relu(x.T), (normal(0, 4, 8),))
-    assert not any(map(reordered_bytes, program.top.operations))
 
 
 def test_a_transfer_waits_for_one_element_of_what_is_only_another_order() -> None:
