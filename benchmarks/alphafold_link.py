@@ -113,17 +113,20 @@ class Planned:
     """One plan, by what it moves and computes again."""
 
     plan: Any
+    program: Program
     again_share: float
     far_bytes: tuple[float, float]  # out and back
 
 
 def planned(step: Any, shapes: tuple[Any, Any], **options: Any) -> Planned:
     """Plans and compiles."""
-    plan = jdynoff.managed(step, **options).plan(*shapes)
+    managed = jdynoff.managed(step, **options)
+    plan = managed.plan(*shapes)
     far = max(plan.held_bytes - plan.pool_bytes, 0) / max(plan.held_bytes, 1)
     forecast = plan.forecast
     return Planned(
         plan,
+        managed._last.program,
         forecast.extra_flops / forecast.flops,
         (far * plan.offloaded_bytes, far * plan.reloaded_bytes),
     )
@@ -193,11 +196,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # leaves most room.
         stays = budget - fastest.plan.min_feasible_bytes
         for _ in range(_ATTEMPTS):
-            price = price_for(program, allowed["its own rate"] + stays, SPREAD)
+            # JAX orders the operations of one step differently from trace to trace.
+            price = price_for(fastest.program, allowed["its own rate"] + stays, SPREAD)
             filled = planned(step, tuple(shapes), budget=budget, flops_per_byte=price)
             if max(filled.far_bytes) <= allowed["its own rate"]:
                 break
-            stays = amounts(program, price, SPREAD).stored - max(filled.far_bytes)
+            stays = amounts(fastest.program, price, SPREAD).stored - max(filled.far_bytes)
         claims += rows("the link filled", filled, machine, model, bounds=True)
     return report(
         f"AlphaFold, initial training, {machine.name}: {model.flops:.3g} FLOPs, predicted "
