@@ -17,6 +17,7 @@ import optax
 Metrics = dict[str, jax.Array]
 
 SIZES = ("small", "full")
+_WARM_UP = 20  # steps
 
 
 class State(NamedTuple):
@@ -52,6 +53,30 @@ class Workload:
     sliceable: bool
     steps: int
     baseline: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A size of a workload.
+
+    Attributes:
+      settings: of the network.
+      batch: examples in one.
+      steps: after which the stated accuracy is reached.
+      learning_rate: the highest.
+    """
+
+    settings: Any
+    batch: int
+    steps: int
+    learning_rate: float
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam with clipped gradients, a warm-up and a cosine decay to a tenth."""
+        schedule = optax.warmup_cosine_decay_schedule(
+            0, self.learning_rate, _WARM_UP, self.steps, self.learning_rate / 10
+        )
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
 
 def gradient_step(

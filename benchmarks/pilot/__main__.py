@@ -23,6 +23,7 @@ from benchmarks.pilot import cost, memory, quality, worth
 from benchmarks.pilot.figures import draw
 from benchmarks.pilot.recording import record
 from models.digits.train import make as make_digits
+from models.frames.train import make as make_frames
 from models.looped.train import make as make_looped
 from models.moe.train import make as make_moe
 from models.trees.train import make as make_trees
@@ -32,6 +33,7 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "digits": make_digits,
     "noisy digits": partial(make_digits, form="noisy"),
     "moe": make_moe,
+    "frames": make_frames,
     "looped": make_looped,
     "trees": make_trees,
 }

@@ -5,30 +5,17 @@ python -m models.digits.train [--budget min] [--steps 400] [--seed 0] [--size sm
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
-import optax
 from rich.console import Console
 from rich.table import Table
 
 from models.digits import data
 from models.digits.network import Network, Settings, initial_parameters, loss, score
 from models.training import main
-from models.workload import State, Workload, chosen_size, gradient_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """A size of the workload."""
-
-    settings: Settings
-    batch: int
-    steps: int
-    learning_rate: float
-
+from models.workload import Size, State, Workload, chosen_size, gradient_step
 
 SIZES = {
     "small": Size(
@@ -54,7 +41,6 @@ NOISY_SIZES = {
         learning_rate=4e-3,
     ),
 }
-_WARM_UP = 20  # steps
 
 
 def make(size: str = "small", seed: int = 0, form: str = "sorted") -> Workload:
@@ -73,10 +59,7 @@ def make(size: str = "small", seed: int = 0, form: str = "sorted") -> Workload:
         raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, data.FORMS))}.")
     chosen: Size = chosen_size(size, NOISY_SIZES if form == "noisy" else SIZES)
     network = Network(chosen.settings)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0, chosen.learning_rate, _WARM_UP, chosen.steps, chosen.learning_rate / 10
-    )
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    optimizer = chosen.optimizer()
     parameters = initial_parameters(network, jax.random.key(seed))
     return Workload(
         name="digits" if form == "sorted" else "noisy digits",

@@ -30,12 +30,14 @@ class Settings:
       heads: of the attention.
       length: characters of a sequence.
       most: times that a batch may go through the block.
+      mean: of these times in training.
     """
 
     channels: int
     heads: int
     length: int
     most: int
+    mean: float
 
 
 class Network(nn.Module):

@@ -5,37 +5,22 @@ python -m models.looped.train [--budget min] [--steps 200] [--seed 0] [--size sm
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
-import optax
 from rich.console import Console
 
 from models.looped import data
 from models.looped.network import Network, Settings, initial_parameters, loss, score
 from models.moe.data import baseline
 from models.training import main
-from models.workload import State, Workload, chosen_size, gradient_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """A size of the workload."""
-
-    settings: Settings
-    batch: int
-    mean_depth: float
-    steps: int
-    learning_rate: float
-
+from models.workload import Size, State, Workload, chosen_size, gradient_step
 
 SIZES = {
-    "small": Size(Settings(32, 2, 48, most=8), 8, 3.0, steps=200, learning_rate=5e-3),
-    "full": Size(Settings(256, 4, 128, most=24), 8, 6.0, steps=200, learning_rate=1e-3),
+    "small": Size(Settings(32, 2, 48, most=8, mean=3.0), 8, steps=200, learning_rate=5e-3),
+    "full": Size(Settings(256, 4, 128, most=24, mean=6.0), 8, steps=200, learning_rate=1e-3),
 }
-_WARM_UP = 20  # steps
 
 
 def make(size: str = "small", seed: int = 0) -> Workload:
@@ -48,17 +33,14 @@ def make(size: str = "small", seed: int = 0) -> Workload:
     chosen: Size = chosen_size(size, SIZES)
     settings = chosen.settings
     network = Network(settings)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0, chosen.learning_rate, _WARM_UP, chosen.steps, chosen.learning_rate / 10
-    )
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    optimizer = chosen.optimizer()
     parameters = initial_parameters(network, jax.random.key(seed))
     return Workload(
         name="looped",
         step=gradient_step(partial(loss, network), optimizer),
         state=State(parameters, optimizer.init(parameters)),
         batches=lambda split, seed: data.batches(
-            split, chosen.batch, settings.length, chosen.mean_depth, settings.most, seed
+            split, chosen.batch, settings.length, settings.mean, settings.most, seed
         ),
         score=partial(score, network),
         sliceable=True,

@@ -5,31 +5,18 @@ python -m models.moe.train [--budget min] [--steps 300] [--seed 0] [--size small
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from rich.console import Console
 from rich.table import Table
 
 from models.moe import data
 from models.moe.network import Settings, initial_parameters, loss, score
 from models.training import main
-from models.workload import State, Workload, chosen_size, gradient_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """A size of the workload."""
-
-    settings: Settings
-    batch: int
-    steps: int
-    learning_rate: float
-
+from models.workload import Size, State, Workload, chosen_size, gradient_step
 
 SIZES = {
     "small": Size(
@@ -42,7 +29,6 @@ SIZES = {
         learning_rate=2e-3,
     ),
 }
-_WARM_UP = 20  # steps
 
 
 def make(size: str = "small", seed: int = 0) -> Workload:
@@ -54,10 +40,7 @@ def make(size: str = "small", seed: int = 0) -> Workload:
     """
     chosen: Size = chosen_size(size, SIZES)
     settings = chosen.settings
-    schedule = optax.warmup_cosine_decay_schedule(
-        0, chosen.learning_rate, _WARM_UP, chosen.steps, chosen.learning_rate / 10
-    )
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    optimizer = chosen.optimizer()
     parameters = initial_parameters(settings, jax.random.key(seed))
     return Workload(
         name="moe",
