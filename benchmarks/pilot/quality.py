@@ -46,6 +46,19 @@ def accuracy(predicted: np.ndarray, counters: np.ndarray) -> tuple[float, float]
     return float(right.mean()), float(right.all(axis=1).mean())
 
 
+def distance(predicted: np.ndarray, counters: np.ndarray) -> float:
+    """How far counts are from what was predicted, on average in the second half of the steps."""
+    half = len(counters) // 2
+    return float(np.mean(np.abs(predicted[half:] - counters[half:])))
+
+
+def difference_error(one: np.ndarray, other: np.ndarray, counters: np.ndarray) -> float:
+    """Standard error of the difference of two accuracies, over the steps of the second half."""
+    half = len(counters) // 2
+    ahead = np.mean((one == counters).astype(float) - (other == counters), axis=1)[half:]
+    return float(np.std(ahead) / np.sqrt(len(ahead)))
+
+
 def replay(predictor: Predictor, features: np.ndarray, counters: np.ndarray) -> np.ndarray:
     """The predictions of a trivial predictor, i32[steps, n]."""
     predicted = []
@@ -95,12 +108,14 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
         return found
     counters = recording.counters[:, recording.learned]
     features = recording.features
-    ours = accuracy(recording.predicted[:, recording.learned], counters)
+    mine = recording.predicted[:, recording.learned]
+    ours = accuracy(mine, counters)
     half = len(counters) // 2
-    others = {
-        other: accuracy(replay(make(counters.shape[1]), features, counters), counters)
+    said = {
+        other: replay(make(counters.shape[1]), features, counters)
         for other, make in TRIVIAL.items()
     }
+    others = {other: accuracy(one, counters) for other, one in said.items()}
     best = max(others, key=lambda other: others[other][0])
     listed = ", ".join(
         f"{other} {100 * block:.0f} ({100 * path:.0f})" for other, (block, path) in others.items()
@@ -130,6 +145,7 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
             series=series,
         )
     )
+    error = 100 * difference_error(mine, said[best], counters)
     found.append(
         Claim(
             f"{name}: better than the best trivial one",
@@ -138,7 +154,18 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
             "points",
             0.0 if bounds else None,
             at_least=True,
-            note=best,
+            note=f"{best}; standard error {error:.2g}",
+        )
+    )
+    found.append(
+        Claim(
+            f"{name}: block counts off",
+            "",
+            distance(mine, counters),
+            "",
+            None,
+            note="mean distance; "
+            + ", ".join(f"{other} {distance(one, counters):.2g}" for other, one in said.items()),
         )
     )
     found.append(expected_bytes(recording))

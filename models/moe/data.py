@@ -54,8 +54,9 @@ def text(split: str) -> np.ndarray:
 def batches(split: str, size: int, length: int, seed: int) -> Iterator[Batch]:
     """One pass over a split.
 
-    A training pass begins its stretches at random places, and mixes them; a test pass is always the
-    same.
+    A batch of training is stretches in a row, as a shard is read, so batches differ in what kind of
+    text they hold; passes begin at random places, and their batches come in random order. A test
+    pass is always the same.
 
     Args:
       split: "train" or "test".
@@ -66,12 +67,13 @@ def batches(split: str, size: int, length: int, seed: int) -> Iterator[Batch]:
     characters = text(split)
     random = np.random.default_rng(seed)
     if split == "train":
-        starts = random.permutation(
-            np.arange(random.integers(length), len(characters) - length - 1, length)
-        )
+        starts = np.arange(random.integers(length), len(characters) - length - 1, length)
     else:
         starts = np.linspace(0, len(characters) - length - 1, _TEST_SEQUENCES).astype(np.int64)
-    for chosen in starts[: len(starts) // size * size].reshape(-1, size):
+    groups = starts[: len(starts) // size * size].reshape(-1, size)
+    if split == "train":
+        random.shuffle(groups)
+    for chosen in groups:
         rows = characters[chosen[:, None] + np.arange(length + 1)]
         kinds = [kind_of(row.tobytes().decode("ascii")) for row in rows]
         yield Batch(rows.astype(np.int32), np.array(kinds, np.int32))
