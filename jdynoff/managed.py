@@ -34,12 +34,14 @@ from jdynoff.calibrate import Calibration
 from jdynoff.flights import Flight, Ledger, ledger
 from jdynoff.planning.budget import parse_budget
 from jdynoff.planning.by_path import held_bytes
+from jdynoff.planning.choice import Choice
 from jdynoff.planning.decisions import Decisions
 from jdynoff.planning.machine import Machine, machine_of
 from jdynoff.planning.pins import check_actions, find_pins
 from jdynoff.planning.plan import Compiled, MemoryUse, PlannedBlock
-from jdynoff.planning.search import Choice, Search, Variant
+from jdynoff.planning.search import Search
 from jdynoff.planning.sites import DEFAULT_MIN_BYTES
+from jdynoff.planning.variants import Variant, find_variants
 from jdynoff.primitives import transfer
 from jdynoff.program.blocks import Blocks, find_blocks
 from jdynoff.program.build import build
@@ -536,7 +538,7 @@ class Managed:
         try:
             search = self._search(traced, args, kwargs)
             choice = search.run(budget, always_minimum=with_minimum)
-            found = search.variants(choice, self._most_variants)
+            found = find_variants(search, choice, self._most_variants)
         finally:
             tried = {n: v for n, v in self._programs.items() if n not in before}
             for number in tried:

@@ -14,22 +14,20 @@ always the compiled figure of the least-memory program, never a simulated one.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jdynoff._native import PAGE_BYTES
 from jdynoff.errors import BudgetError
 from jdynoff.planning.amounts import calls, offloaded_bytes, reloaded_bytes
 from jdynoff.planning.budget import MINIMUM, format_bytes
-from jdynoff.planning.by_path import Outlook, held_bytes, typical_paths
+from jdynoff.planning.by_path import held_bytes
+from jdynoff.planning.choice import LOOP_TOPS_BYTES, Candidate, Choice
 from jdynoff.planning.decisions import Decisions, Site
 from jdynoff.planning.described import describe, planned_loops, planned_sites
 from jdynoff.planning.live_ranges import Simulation, executions
@@ -53,8 +51,6 @@ _MIN_POOL_BYTES = 8 << 20
 # What a loop's trips keep is counted at run time only, so their pool is what the budget leaves, or
 # this share of it: two steps in flight then keep the budget together.
 _LOOPS_SHARE = 0.5
-# Frames that are packed and in no pool yet (`xla_ext/loop_stacks.cc`), most of them.
-_LOOP_TOPS_BYTES = 8 << 20
 # A simulated peak may be this many times XLA's figure (unrolled code, fused away); only beyond it
 # is compiling the unchanged step a waste.
 _SIMULATION_EXCESS = 3.0
@@ -72,58 +68,9 @@ _WORTHWHILE = 0.99
 SPREAD = 0.05
 # What a program must save, as a share, to be compiled beside one that is good enough: instead of
 # the unchanged step where that fits, or beside the program for all paths.
-_WORTHWHILE_EXTRA = 0.05
+WORTHWHILE_EXTRA = 0.05
 
 Compile = Callable[[Decisions], Compiled]
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The decisions of one signature and what they need at run time."""
-
-    decisions: Decisions
-    plan: Plan
-
-    @property
-    def moves(self) -> bool:
-        """Whether the step calls the manager at all."""
-        return self.decisions.calls_manager()
-
-    @property
-    def ticket_pool_bytes(self) -> int:
-        """What the manager's arena may take of the plan's pool."""
-        return self.plan.pool_bytes - (_LOOP_TOPS_BYTES if self.decisions.loops else 0)
-
-    @property
-    def uses_disk(self) -> bool:
-        """Whether the pool may be too small for what the step moves."""
-        return self.decisions.loops or self.plan.spill_bytes > 0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Variant:
-    """One of several programs for a step, all within its budget.
-
-    Attributes:
-      choice: what it does.
-      outlook: its predicted time by path.
-    """
-
-    choice: Choice
-    outlook: Outlook
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class _Candidate:
-    """Decisions at one price, and what simulation and model say of them."""
-
-    price: float
-    decisions: Decisions
-    simulation: Simulation
-    simulated: int  # peak of the temporaries, in bytes
-    prediction: Prediction = dataclasses.field(init=False)
-    allowance: int | None = None
-    keeping: bool = False
 
 
 class Search:
@@ -188,8 +135,8 @@ class Search:
             jax.__version__,
             *conditions,
         )
-        self.chosen: _Candidate
-        self.decided: dict[tuple[float, int | None, bool], _Candidate | None] = {}
+        self.chosen: Candidate
+        self.decided: dict[tuple[float, int | None, bool], Candidate | None] = {}
         self.compiled: dict[int, Compiled] = {}
         self.programs: set[int] = set()  # of these, what this budget takes
         self.model = Model(program, machine)
@@ -240,7 +187,7 @@ class Search:
     def repeat(self, recipe: Recipe) -> Choice | None:
         """Decides as in an earlier process; None if that does not keep the budget any more."""
         if recipe.unchanged:
-            found: _Candidate | None = self.unchanged
+            found: Candidate | None = self.unchanged
         else:
             found = self.decide(recipe.price, recipe.allowance, recipe.keeping)
         if found is None:
@@ -291,7 +238,7 @@ class Search:
         self.plain_memory = self.compile(self.unchanged)
         return self.plain_memory
 
-    def compile(self, candidate: _Candidate) -> MemoryUse:
+    def compile(self, candidate: Candidate) -> MemoryUse:
         """Compiles a candidate, the first time; returns XLA's figures."""
         key = id(candidate.decisions)
         self.programs.add(key)
@@ -302,14 +249,14 @@ class Search:
 
     def candidate(
         self, price: float, decisions: Decisions, simulation: Simulation, simulated: int
-    ) -> _Candidate:
+    ) -> Candidate:
         """Decisions with their predicted time."""
         decisions.loops = bool(self.program.loops)
-        candidate = _Candidate(price, decisions, simulation, simulated)
+        candidate = Candidate(price, decisions, simulation, simulated)
         candidate.prediction = self.predict(candidate)
         return candidate
 
-    def predict(self, candidate: _Candidate, *, least_pool: bool = False) -> Prediction:
+    def predict(self, candidate: Candidate, *, least_pool: bool = False) -> Prediction:
         """The time of a candidate.
 
         Args:
@@ -337,9 +284,7 @@ class Search:
         memory = next(iter(self.compiled.values())).memory
         return memory.total_bytes - memory.temporary_bytes
 
-    def decide(
-        self, price: float, allowance: int | None, keeping: bool = True
-    ) -> _Candidate | None:
+    def decide(self, price: float, allowance: int | None, keeping: bool = True) -> Candidate | None:
         """Decisions whose simulated peak is `allowance`, or the least.
 
         Args:
@@ -356,7 +301,7 @@ class Search:
             self.decided[key] = self.decide_anew(*key)
         return self.decided[key]
 
-    def decide_anew(self, price: float, allowance: int | None, keeping: bool) -> _Candidate | None:
+    def decide_anew(self, price: float, allowance: int | None, keeping: bool) -> Candidate | None:
         """See `decide`."""
         started = time.perf_counter()
         decisions = find_sites(self.program, self.min_bytes, price, self.pins, spread=self.spread)
@@ -375,18 +320,18 @@ class Search:
         return found
 
     @functools.cached_property
-    def recomputed(self) -> _Candidate:
+    def recomputed(self) -> Candidate:
         """Everything computed again that can be."""
         return self.least_of(math.inf)
 
-    def least_of(self, price: float) -> _Candidate:
+    def least_of(self, price: float) -> Candidate:
         """Decisions of the least memory at a price."""
         found = self.decide(price, None)
         assert found is not None
         return found
 
     @functools.cached_property
-    def minimum(self) -> _Candidate:
+    def minimum(self) -> Candidate:
         """The candidate of least memory: of those with about the least, the fastest."""
         # Nothing computed again never takes less memory.
         prices = self.prices[1:] if len(self.prices) > 1 else self.prices
@@ -448,7 +393,7 @@ class Search:
         fastest = self.best(room, self.prices)
         plain = self.predict(self.unchanged).step_seconds
         saved = plain - self.predict(fastest).step_seconds
-        if saved <= _WORTHWHILE_EXTRA * plain or not fastest.decisions.calls_manager():
+        if saved <= WORTHWHILE_EXTRA * plain or not fastest.decisions.calls_manager():
             return None
         self.compile_minimum()  # which the plan must name
         memory = self.compile(fastest)
@@ -460,7 +405,7 @@ class Search:
         )
         return self.choice(fastest, memory, note)
 
-    def best(self, allowance: int, prices: Sequence[float]) -> _Candidate:
+    def best(self, allowance: int, prices: Sequence[float]) -> Candidate:
         """The fastest within an allowance, or with least memory at a price.
 
         The latter are candidates as well, since straight-line code moves nothing while there is
@@ -477,10 +422,10 @@ class Search:
         worthwhile = min(seconds) <= _WORTHWHILE * self.predict(self.minimum).step_seconds
         return candidates[seconds.index(min(seconds))] if worthwhile else self.minimum
 
-    def fastest(self, allowance: int, prices: Sequence[float]) -> _Candidate:
+    def fastest(self, allowance: int, prices: Sequence[float]) -> Candidate:
         """The decisions of the least predicted time within an allowance for the temporaries."""
 
-        def evaluate(price: float) -> tuple[float, _Candidate]:
+        def evaluate(price: float) -> tuple[float, Candidate]:
             found = self.decide(price, allowance)
             # Where memory stays from step to step, keeping what fits is never slower.
             if found is None or math.isfinite(self.model.machine.fresh_bytes_per_second):
@@ -493,100 +438,8 @@ class Search:
         _, best = cheapest(evaluate, prices)
         return best
 
-    def variants(self, chosen: Choice, most: int) -> list[Variant]:
-        """The programs that are the fastest on some paths, the one for the heaviest path first.
-
-        What is worth computing again depends on how much there is to store: on a short path all of
-        it may fit the pool. So the decisions at each price are compared on paths between the
-        lightest and the heaviest, and those that save most somewhere are compiled, if they keep the
-        budget as well.
-
-        Args:
-          chosen: by `run`.
-          most: programs in all.
-        """
-        memory = chosen.plan.memory
-        limit = self.limit if self.limit is not None else chosen.plan.device_peak_bytes
-        allowance = self.chosen.allowance  # as in the search: most is decided already
-
-        def outlook(candidate: _Candidate, total_bytes: int) -> Outlook:
-            return Outlook(
-                self.program,
-                self.blocks,
-                self.model,
-                candidate.decisions,
-                pool_bytes=max(limit - total_bytes, self.floor(candidate.decisions)),
-                temporary_bytes=candidate.simulated,
-            )
-
-        first = Variant(chosen, outlook(self.chosen, memory.total_bytes))
-        if most < 2 or not self.blocks.learned or self.chosen is self.unchanged:
-            return [first]
-        fixed = memory.total_bytes - memory.temporary_bytes
-        candidates = [
-            candidate
-            for price in self.prices
-            for keeping in ((True,) if allowance is None else (True, False))
-            if (candidate := self.decide(price, allowance, keeping)) is not None
-            and candidate.decisions.calls_manager()
-            and fixed + candidate.simulated + self.floor(candidate.decisions) <= limit
-        ]
-        outlooks = {
-            id(candidate): outlook(candidate, fixed + candidate.simulated)
-            for candidate in candidates
-        }
-        paths = typical_paths(self.blocks, lambda block: self.model.weight(block.region))
-        found = [first]
-
-        def saved(pair: tuple[np.ndarray, _Candidate]) -> float:
-            path, candidate = pair
-            known = min(variant.outlook.predict(path).step_seconds for variant in found)
-            new: float = outlooks[id(candidate)].predict(path).step_seconds
-            return 1 - new / known
-
-        def compiled(candidate: _Candidate) -> Variant | None:
-            candidates.remove(candidate)
-            needed = self.compile(candidate)
-            if needed.total_bytes + self.floor(candidate.decisions) > limit:
-                return None
-            choice = self.choice(candidate, needed, "", chosen.plan.min_feasible_bytes)
-            return Variant(choice, outlook(candidate, needed.total_bytes))
-
-        def most_saved() -> tuple[np.ndarray, _Candidate] | None:
-            best = max(itertools.product(paths, candidates), key=saved, default=None)
-            return None if best is None or saved(best) < _WORTHWHILE_EXTRA else best
-
-        heaviest = paths[-1]
-        if not chosen.moves and most_saved() is not None:
-            # Only what calls the manager is counted, and what is not counted is not learned from:
-            # on the heaviest path another one stands in, if it takes about as long.
-            near = min(candidates, key=lambda one: outlooks[id(one)].predict(heaviest).step_seconds)
-            stand_in = compiled(near)
-            if stand_in is None:
-                return [first]
-            found = [stand_in]
-        while len(found) < most and (best := most_saved()) is not None:
-            variant = compiled(best[1])
-            if variant is not None:
-                found.append(variant)
-
-        def fastest(path: np.ndarray) -> Variant:
-            return min(found, key=lambda variant: variant.outlook.predict(path).step_seconds)
-
-        def share(path: np.ndarray) -> float:
-            new, old = fastest(path).outlook.predict(path), first.outlook.predict(path)
-            return new.step_seconds / old.step_seconds
-
-        if first not in found and (
-            share(heaviest) > 1 + _WORTHWHILE_EXTRA
-            or min(map(share, paths)) > 1 - _WORTHWHILE_EXTRA
-        ):
-            return [first]
-        # Only those that are the fastest somewhere; the one for the heaviest path comes first.
-        return list(dict.fromkeys(fastest(path) for path in reversed(paths)))
-
     def choice(
-        self, candidate: _Candidate, memory: MemoryUse, note: str, least: int | None = None
+        self, candidate: Candidate, memory: MemoryUse, note: str, least: int | None = None
     ) -> Choice:
         """The plan of a compiled candidate; raises `BudgetError` if it breaks the contract."""
         self.chosen = candidate
@@ -647,7 +500,7 @@ class Search:
         )
         return Choice(decisions, plan)
 
-    def forecast(self, candidate: _Candidate) -> Forecast:
+    def forecast(self, candidate: Candidate) -> Forecast:
         """The predicted time of a candidate, beside plain JAX and full recomputation."""
         prediction = self.predict(candidate)
         return Forecast(
@@ -670,7 +523,7 @@ class Search:
         """The smallest pool that the decisions can run with."""
         held = self.held(decisions)
         if self.program.loops:
-            return (_MIN_POOL_BYTES if self.has_disk else held + _MIN_POOL_BYTES) + _LOOP_TOPS_BYTES
+            return (_MIN_POOL_BYTES if self.has_disk else held + _MIN_POOL_BYTES) + LOOP_TOPS_BYTES
         return min(held, _MIN_POOL_BYTES) if self.has_disk else held
 
     def error(self, limit: int, least: int, decisions: Decisions) -> BudgetError:
@@ -688,7 +541,7 @@ class Search:
         )
 
 
-def _seconds(candidate: _Candidate) -> float:
+def _seconds(candidate: Candidate) -> float:
     return candidate.prediction.step_seconds
 
 
