@@ -95,7 +95,7 @@ def descriptions(recording: Recording) -> dict[str, np.ndarray]:
 
 
 def claims(recording: Recording, bounds: bool) -> list[Claim]:
-    """Accuracy of everybody; `bounds` compares the pilot with what it must reach."""
+    """Accuracy of everybody, and the ablation; `bounds` compares with what must be reached."""
     name = recording.workload.name
     found = []
     sliced = ~recording.learned
@@ -169,7 +169,7 @@ def claims(recording: Recording, bounds: bool) -> list[Claim]:
         )
     )
     found.append(expected_bytes(recording))
-    return found
+    return found + ablation(recording)
 
 
 def expected_bytes(recording: Recording) -> Claim:
@@ -201,8 +201,6 @@ def expected_bytes(recording: Recording) -> Claim:
 
 def ablation(recording: Recording) -> list[Claim]:
     """The pilot told less of its blocks, and a pilot of whole paths."""
-    if not recording.learned.any():
-        return []
     counters = recording.counters[:, recording.learned]
     features = recording.features
     found = []

@@ -15,9 +15,11 @@ measured with a disk of the rate of an ordinary cloud volume as well.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,6 +36,7 @@ _SLOW = "125MB"
 _SLOW_BELOW = 0.5  # of plain
 _TRIED = 12  # batches for wrong predictions
 _HEADROOM = 0.05
+_FAR = 1.1  # times the best without prediction
 _CLOSED = 0.8
 
 
@@ -155,7 +158,11 @@ def single_programs(recording: Recording, options: dict[str, Any]) -> dict[str, 
 
 
 def compare(recording: Recording, budget: int, tiers: list[jdynoff.Disk], rounds: int) -> Compared:
-    """Every policy on every kept batch, in turn, so many times."""
+    """Every policy on every kept batch, in turn, so many times.
+
+    Single programs at other prices that are far from the best after the first round are left at
+    that.
+    """
     options = {"budget": budget, "tiers": tiers}
     told = Told.of(recording, variants=_PROGRAMS, **options)
     *batches, unused = recording.batches
@@ -171,7 +178,10 @@ def compare(recording: Recording, budget: int, tiers: list[jdynoff.Disk], rounds
     alone = {} if programs == 1 else single_programs(recording, options)
     sums: dict[str, Sums] = defaultdict(Sums)
     numbered = list(enumerate(zip(batches, paths, strict=False)))
-    for number, (batch, path) in numbered * rounds:
+    for turn, (number, (batch, path)) in enumerate(numbered * rounds):
+        if turn == len(numbered):
+            near = _FAR * min(sums[name].mean for name in sums if _is_unpredicted(name))
+            alone = {name: single for name, single in alone.items() if sums[name].mean <= near}
         policies = {
             f"watermark{f', program {program + 1}' if program else ''}": (path * 0, program)
             for program in range(programs)
@@ -198,7 +208,7 @@ def compare(recording: Recording, budget: int, tiers: list[jdynoff.Disk], rounds
 
 
 def claims(
-    recording: Recording, plain: int, shares: tuple[float, ...], rounds: int, bounds: bool
+    recording: Recording, plain: int, shares: Sequence[float], rounds: int, bounds: bool
 ) -> list[Claim]:
     """Headroom at each budget, and what the pilot closes of it."""
     found = []
@@ -222,8 +232,13 @@ def claims(
                 reason = "the budget is kept without the manager: nothing to win"
                 found.append(skipped(title, reason))
                 continue
+            print(f"{title}...", file=sys.stderr)
             found += _rows(title, compare(recording, budget, tiers, rounds), bounds)
     return found
+
+
+def _is_unpredicted(policy: str) -> bool:
+    return policy.startswith(("watermark", "everything"))
 
 
 def _rows(title: str, compared: Compared, bounds: bool) -> list[Claim]:
@@ -232,7 +247,7 @@ def _rows(title: str, compared: Compared, bounds: bool) -> list[Claim]:
     def mean(policy: str) -> float:
         return sums[policy].mean
 
-    unpredicted = [name for name in sums if name.startswith(("watermark", "everything"))]
+    unpredicted = [name for name in sums if _is_unpredicted(name)]
     without = min(unpredicted, key=mean)
     oracle, pilot = mean("oracle"), mean("pilot")
     headroom = 1 - oracle / mean(without)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jdynoff
 from jdynoff.planning.machine import ASSUMED_CPU
@@ -64,6 +65,46 @@ def test_what_is_stored_follows_the_path(learning: Any) -> None:
         stored.append(step.stats().bytes_offloaded)
     assert stored[1] == 2 * stored[0]
     assert stored[2] == 4 * stored[0]
+
+
+def test_weights_that_a_branch_makes_are_stored_by_that_branch_only() -> None:
+    """Adapters are merged in the branch that uses them: the result is a residual of that branch."""
+    widths, inner, layers = (64, 128, 512), 64, 8
+
+    def step(adapters: Any, x: jax.Array, choices: jax.Array) -> Any:
+        def branch(adapter: Any) -> Any:
+            def run(x: jax.Array) -> jax.Array:
+                base, left, right = adapter
+                merged = jnp.tanh(base + left @ right)
+                return jnp.tanh(jnp.tanh(x @ merged) @ merged.T)
+
+            return run
+
+        def loss(adapters: Any) -> jax.Array:
+            def layer(x: jax.Array, choice: jax.Array) -> Any:
+                return lax.switch(choice, [branch(adapter) for adapter in adapters], x), None
+
+            return jnp.sum(lax.scan(layer, x, choices)[0] ** 2)
+
+        return jax.value_and_grad(loss)(adapters)
+
+    rng = np.random.default_rng(0)
+    adapters = [
+        tuple(
+            rng.normal(0, 0.2, shape).astype(np.float32)
+            for shape in ((inner, width), (inner, 4), (4, width))
+        )
+        for width in widths
+    ]
+    x = rng.normal(size=(4, inner)).astype(np.float32)
+    managed, stored = make(step, min_bytes=4096, flops_per_byte=-1), []
+    for number, width in enumerate(widths):
+        choices = np.full(layers, number, np.int32)
+        same(jax.jit(step)(adapters, x, choices), managed(adapters, x, choices))
+        stored.append(managed.stats().bytes_offloaded)
+        merged = layers * inner * width * 4
+        assert merged <= stored[-1] < 4 * merged
+    assert stored == sorted(stored)
 
 
 def test_a_cheap_predicate_is_computed_and_always_right() -> None:
