@@ -37,6 +37,7 @@ TRIVIAL: dict[str, Callable[[int], Predictor]] = {
 }
 _RIGHT = 0.95
 _NEAR_OFFLINE = 0.02
+_STRETCH = 10  # steps
 
 
 def accuracy(predicted: np.ndarray, counters: np.ndarray) -> tuple[float, float]:
@@ -53,10 +54,14 @@ def distance(predicted: np.ndarray, counters: np.ndarray) -> float:
 
 
 def difference_error(one: np.ndarray, other: np.ndarray, counters: np.ndarray) -> float:
-    """Standard error of the difference of two accuracies, over the steps of the second half."""
+    """Standard error of the difference of two accuracies in the second half of the steps.
+
+    It is that of the means of stretches of steps, since neighbouring steps are not independent.
+    """
     half = len(counters) // 2
     ahead = np.mean((one == counters).astype(float) - (other == counters), axis=1)[half:]
-    return float(np.std(ahead) / np.sqrt(len(ahead)))
+    stretches = [np.mean(part) for part in np.array_split(ahead, max(2, len(ahead) // _STRETCH))]
+    return float(np.std(stretches, ddof=1) / np.sqrt(len(stretches)))
 
 
 def replay(predictor: Predictor, features: np.ndarray, counters: np.ndarray) -> np.ndarray:
