@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 Metrics = dict[str, jax.Array]
+Settings = TypeVar("Settings")
 
 SIZES = ("small", "full")
 _WARM_UP = 20  # steps
@@ -56,7 +57,7 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class Size(Generic[Settings]):
     """A size of a workload.
 
     Attributes:
@@ -66,7 +67,7 @@ class Size:
       learning_rate: the highest.
     """
 
-    settings: Any
+    settings: Settings
     batch: int
     steps: int
     learning_rate: float

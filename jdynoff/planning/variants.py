@@ -70,6 +70,8 @@ class _Race:
     Attributes:
       paths: counters, the heaviest last.
       candidates: that keep the budget by simulation and are not compiled yet.
+
+    The trap: what is compiled is what the search has chosen last, so candidates are entered first.
     """
 
     def __init__(self, search: Search, chosen: Choice) -> None:
@@ -77,14 +79,15 @@ class _Race:
         self._search = search
         self._limit = chosen.plan.device_peak_bytes if search.limit is None else search.limit
         self._least = chosen.plan.min_feasible_bytes
-        weight = search.model.weight
-        self.paths = typical_paths(search.blocks, lambda block: weight(block.region))
+        self.paths: list[np.ndarray] = []
         self.candidates: list[Candidate] = []
         self._outlooks: dict[int, Outlook] = {}
 
     def enter_candidates(self, fixed_bytes: int) -> None:
         """Decides at each price; `fixed_bytes` is what every program of the step needs."""
         search = self._search
+        weight = search.model.weight
+        self.paths = typical_paths(search.blocks, lambda block: weight(block.region))
         allowance = search.chosen.allowance  # as in the search: most is decided already
         for price, keeping in itertools.product(
             search.prices, (True,) if allowance is None else (True, False)
@@ -111,14 +114,14 @@ class _Race:
 
     def most_saved(self, found: list[Variant]) -> Candidate | None:
         """What saves most on some path beside those that were found; None if that is too little."""
-        best, saved = None, WORTHWHILE_EXTRA
+        saved = []
         for path in self.paths:
             known = _seconds(_fastest(found, path), path)
             for candidate in self.candidates:
                 new = self._outlooks[id(candidate)].predict(path).step_seconds
-                if 1 - new / known > saved:
-                    best, saved = candidate, 1 - new / known
-        return best
+                saved.append((1 - new / known, candidate))
+        share, best = max(saved, key=lambda pair: pair[0], default=(0.0, None))
+        return best if share >= WORTHWHILE_EXTRA else None
 
     def stand_in(self) -> Variant | None:
         """The fastest on the heaviest path of those that move something, if it holds."""

@@ -57,7 +57,7 @@ def make(size: str = "small", seed: int = 0, form: str = "sorted") -> Workload:
     """
     if form not in data.FORMS:
         raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, data.FORMS))}.")
-    chosen: Size = chosen_size(size, NOISY_SIZES if form == "noisy" else SIZES)
+    chosen: Size[Settings] = chosen_size(size, NOISY_SIZES if form == "noisy" else SIZES)
     network = Network(chosen.settings)
     optimizer = chosen.optimizer()
     parameters = initial_parameters(network, jax.random.key(seed))

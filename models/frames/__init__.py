@@ -1,1 +1,1 @@
-"""A network that looks at noisy pictures of digits until it is sure of them."""
+"""A network that looks at noisy pictures of digits until what it sees has settled."""

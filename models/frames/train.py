@@ -31,7 +31,7 @@ def make(size: str = "small", seed: int = 0) -> Workload:
       size: "small" for tests, "full" for measurements.
       seed: of the parameters.
     """
-    chosen: Size = chosen_size(size, SIZES)
+    chosen: Size[Settings] = chosen_size(size, SIZES)
     settings = chosen.settings
     network, optimizer = Network(settings), chosen.optimizer()
     parameters = initial_parameters(network, jax.random.key(seed))

@@ -23,14 +23,14 @@ from models.workload import Metrics, correct_and_count
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes of the network.
+    """Sizes of the network, and how often a batch goes through it.
 
     Attributes:
       channels: of a character.
       heads: of the attention.
       length: characters of a sequence.
       most: times that a batch may go through the block.
-      mean: of these times in training.
+      mean: of these times over batches.
     """
 
     channels: int

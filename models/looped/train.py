@@ -30,7 +30,7 @@ def make(size: str = "small", seed: int = 0) -> Workload:
       size: "small" for tests, "full" for measurements.
       seed: of the parameters.
     """
-    chosen: Size = chosen_size(size, SIZES)
+    chosen: Size[Settings] = chosen_size(size, SIZES)
     settings = chosen.settings
     network = Network(settings)
     optimizer = chosen.optimizer()

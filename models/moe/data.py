@@ -67,7 +67,8 @@ def batches(split: str, size: int, length: int, seed: int) -> Iterator[Batch]:
     characters = text(split)
     random = np.random.default_rng(seed)
     if split == "train":
-        starts = np.arange(random.integers(length), len(characters) - length - 1, length)
+        first = random.integers(size * length)
+        starts = np.arange(first, len(characters) - length - 1, length)
     else:
         starts = np.linspace(0, len(characters) - length - 1, _TEST_SEQUENCES).astype(np.int64)
     groups = starts[: len(starts) // size * size].reshape(-1, size)

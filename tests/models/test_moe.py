@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import jax
@@ -40,6 +41,15 @@ def test_batches_are_static_and_deterministic() -> None:
     assert_batches_are_static_and_deterministic(workload, most=20)  # a training pass is long
     batch = next(workload.batches("train", 0))
     assert batch.characters.max() < data.CHARACTERS
+
+
+def test_a_batch_of_training_is_stretches_in_a_row_and_the_next_one_is_somewhere_else() -> None:
+    one, other = (batch.characters for batch in itertools.islice(make().batches("train", 0), 2))
+    np.testing.assert_array_equal(one[:-1, -1], one[1:, 0])
+    text = data.text("train").tobytes()
+    places = [text.find(rows[:, :-1].astype(np.uint8).tobytes()) for rows in (one, other)]
+    assert min(places) >= 0
+    assert places[1] - places[0] != one[:, :-1].size
 
 
 def test_the_load_is_balanced_at_one() -> None:
