@@ -46,6 +46,6 @@ def batches(
       seed: of the pass.
     """
     random = np.random.default_rng(seed)
-    for batch in source_text.batches(split, size, length, seed):
+    for batch in source_text.batches(split, size, length, seed, mixed=True):
         depth = drawn_depth(random, mean, most) if split == "train" else round(mean)
         yield Batch(batch.characters, np.asarray(depth, np.int32))

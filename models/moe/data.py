@@ -51,7 +51,9 @@ def text(split: str) -> np.ndarray:
     return np.where(points < CHARACTERS, points, 0).astype(np.uint8)
 
 
-def batches(split: str, size: int, length: int, seed: int) -> Iterator[Batch]:
+def batches(
+    split: str, size: int, length: int, seed: int, *, mixed: bool = False
+) -> Iterator[Batch]:
     """One pass over a split.
 
     A batch of training is stretches in a row, as a shard is read, so batches differ in what kind of
@@ -63,16 +65,19 @@ def batches(split: str, size: int, length: int, seed: int) -> Iterator[Batch]:
       size: sequences in a batch.
       length: characters of a sequence, beside the one that is predicted last.
       seed: of the pass.
+      mixed: whether the stretches of a batch of training are from everywhere instead.
     """
     characters = text(split)
     random = np.random.default_rng(seed)
     if split == "train":
-        first = random.integers(size * length)
+        first = random.integers(length if mixed else size * length)
         starts = np.arange(first, len(characters) - length - 1, length)
+        if mixed:
+            starts = random.permutation(starts)
     else:
         starts = np.linspace(0, len(characters) - length - 1, _TEST_SEQUENCES).astype(np.int64)
     groups = starts[: len(starts) // size * size].reshape(-1, size)
-    if split == "train":
+    if split == "train" and not mixed:
         random.shuffle(groups)
     for chosen in groups:
         rows = characters[chosen[:, None] + np.arange(length + 1)]
