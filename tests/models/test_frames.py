@@ -21,6 +21,8 @@ from tests.models.workloads import (
     trained,
 )
 
+pytest.importorskip("sklearn")
+
 SETTINGS = SIZES["small"].settings
 NETWORK = Network(SETTINGS)
 run = jax.jit(partial(forward, NETWORK))
