@@ -79,6 +79,27 @@ class Size(Generic[Settings]):
         )
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
+    def workload(
+        self,
+        parameters: Any,
+        loss: Callable[[Any, Any], tuple[jax.Array, Metrics]],
+        **attributes: Any,
+    ) -> Workload:
+        """A workload of this size.
+
+        Args:
+          parameters: in the beginning.
+          loss: `(parameters, batch) -> (loss, metrics)`.
+          **attributes: the others of `Workload`.
+        """
+        optimizer = self.optimizer()
+        return Workload(
+            step=gradient_step(loss, optimizer),
+            state=State(parameters, optimizer.init(parameters)),
+            steps=self.steps,
+            **attributes,
+        )
+
 
 def gradient_step(
     loss: Callable[[Any, Any], tuple[jax.Array, Metrics]], optimizer: optax.GradientTransformation
@@ -100,6 +121,26 @@ def gradient_step(
         return State(parameters, moments), {"loss": value, **metrics}
 
     return step
+
+
+def weighted_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The mean over a batch, float32[batch] both, of what is no padding."""
+    return jnp.sum(values * weights) / jnp.sum(weights)
+
+
+def loss_at_all_depths(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """Mean cross entropy of the readings after every depth (deep supervision).
+
+    Where a batch had left, the reading is the last one before, so the depth at which it left counts
+    the more the earlier it was.
+
+    Args:
+      logits: float32[depths, batch, classes].
+      labels: int32[batch].
+      weights: float32[batch], 0 for what is padding.
+    """
+    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
+    return weighted_mean(jnp.mean(entropy, axis=0), weights)
 
 
 def correct_and_count(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Metrics:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 import jdynoff
+from models.training import endless
 from models.workload import Workload
 
 
@@ -51,12 +51,6 @@ class Recording:
     def guide(self) -> Any:
         """The pilot of the step, with what it was built from."""
         return self.managed._last.guide
-
-
-def endless(workload: Workload, seed: int) -> Iterator[Any]:
-    """The training batches, pass after pass."""
-    for number in itertools.count():
-        yield from workload.batches("train", seed + number)
 
 
 def record(

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 from jax import lax
 
 from models.digits.data import CLASSES, SIDE, Batch
-from models.workload import Metrics, correct_and_count
+from models.workload import Metrics, correct_and_count, loss_at_all_depths, weighted_mean
 
 SKIPPED, NARROW, WIDE = 0, 1, 2  # what a block does, as in a path
 
@@ -145,7 +144,7 @@ def initial_parameters(network: Network, key: jax.Array) -> Parameters:
 def sureness(logits: jax.Array, weights: jax.Array) -> jax.Array:
     """Mean probability of the likeliest class over a batch, float32[]."""
     likeliest = jnp.max(nn.softmax(logits), axis=-1)
-    return jnp.sum(likeliest * weights) / jnp.sum(weights)
+    return weighted_mean(likeliest, weights)
 
 
 def forward(network: Network, parameters: Parameters, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -183,14 +182,9 @@ def forward(network: Network, parameters: Parameters, batch: Batch) -> tuple[jax
 
 
 def loss(network: Network, parameters: Parameters, batch: Batch) -> tuple[jax.Array, Metrics]:
-    """Mean cross entropy over all depths, and metrics.
-
-    After a block that is not run the logits are those before it, so the depth at which a batch has
-    left counts the more the earlier it left.
-    """
+    """Mean cross entropy over all depths, and metrics."""
     logits, path = forward(network, parameters, batch)
-    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels[None])
-    value = jnp.sum(jnp.mean(entropy, axis=0) * batch.weights) / jnp.sum(batch.weights)
+    value = loss_at_all_depths(logits, batch.labels, batch.weights)
     return value, {"path": path, **correct_and_count(logits[-1], batch.labels, batch.weights)}
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from models.digits import data
 from models.digits.network import Network, Settings, initial_parameters, loss, score
 from models.training import main
-from models.workload import Size, State, Workload, chosen_size, gradient_step
+from models.workload import Size, Workload, chosen_size
 
 SIZES = {
     "small": Size(
@@ -59,16 +59,14 @@ def make(size: str = "small", seed: int = 0, form: str = "sorted") -> Workload:
         raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, data.FORMS))}.")
     chosen: Size[Settings] = chosen_size(size, NOISY_SIZES if form == "noisy" else SIZES)
     network = Network(chosen.settings)
-    optimizer = chosen.optimizer()
     parameters = initial_parameters(network, jax.random.key(seed))
-    return Workload(
+    return chosen.workload(
+        parameters,
+        partial(loss, network),
         name="digits" if form == "sorted" else "noisy digits",
-        step=gradient_step(partial(loss, network), optimizer),
-        state=State(parameters, optimizer.init(parameters)),
         batches=lambda split, seed: data.batches(split, chosen.batch, seed, form),
         score=partial(score, network),
         sliceable=False,
-        steps=chosen.steps,
         baseline=data.baseline(),
     )
 

@@ -16,13 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 from jax import lax
 
 from models.digits.data import CLASSES, SIDE
 from models.frames.data import Batch
-from models.workload import Metrics, correct_and_count
+from models.workload import Metrics, correct_and_count, loss_at_all_depths, weighted_mean
 
 _PATCH = 2  # pixels, each way
 _ACROSS = SIDE // _PATCH
@@ -98,7 +97,7 @@ def change(before: jax.Array, after: jax.Array, weights: jax.Array) -> jax.Array
       float32[], from 0 to 1: the weighted mean of the total variation of the probabilities.
     """
     apart = jnp.sum(jnp.abs(nn.softmax(after) - nn.softmax(before)), axis=-1) / 2
-    return jnp.sum(apart * weights) / jnp.sum(weights)
+    return weighted_mean(apart, weights)
 
 
 def forward(network: Network, parameters: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -132,14 +131,9 @@ def forward(network: Network, parameters: Any, batch: Batch) -> tuple[jax.Array,
 
 
 def loss(network: Network, parameters: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-    """Mean cross entropy over all frames, and metrics.
-
-    A frame that was not looked at has the reading of the last one that was, so that one counts the
-    more the earlier it was.
-    """
+    """Mean cross entropy over all frames, and metrics."""
     readings, path = forward(network, parameters, batch)
-    entropy = optax.softmax_cross_entropy_with_integer_labels(readings, batch.labels[None])
-    value = jnp.sum(jnp.mean(entropy, axis=0) * batch.weights) / jnp.sum(batch.weights)
+    value = loss_at_all_depths(readings, batch.labels, batch.weights)
     return value, {"path": path, **correct_and_count(readings[-1], batch.labels, batch.weights)}
 
 

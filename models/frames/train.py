@@ -16,7 +16,7 @@ from models.digits.data import baseline
 from models.frames import data
 from models.frames.network import Network, Settings, initial_parameters, loss, score
 from models.training import main
-from models.workload import Size, State, Workload, chosen_size, gradient_step
+from models.workload import Size, Workload, chosen_size
 
 SIZES = {
     "small": Size(Settings(32, 2, most=8), batch=48, steps=200, learning_rate=4e-3),
@@ -33,16 +33,15 @@ def make(size: str = "small", seed: int = 0) -> Workload:
     """
     chosen: Size[Settings] = chosen_size(size, SIZES)
     settings = chosen.settings
-    network, optimizer = Network(settings), chosen.optimizer()
+    network = Network(settings)
     parameters = initial_parameters(network, jax.random.key(seed))
-    return Workload(
+    return chosen.workload(
+        parameters,
+        partial(loss, network),
         name="frames",
-        step=gradient_step(partial(loss, network), optimizer),
-        state=State(parameters, optimizer.init(parameters)),
         batches=lambda split, seed: data.batches(split, chosen.batch, settings.most, seed),
         score=partial(score, network),
         sliceable=False,
-        steps=chosen.steps,
         baseline=baseline(),
     )
 

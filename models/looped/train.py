@@ -15,7 +15,7 @@ from models.looped import data
 from models.looped.network import Network, Settings, initial_parameters, loss, score
 from models.moe.data import baseline
 from models.training import main
-from models.workload import Size, State, Workload, chosen_size, gradient_step
+from models.workload import Size, Workload, chosen_size
 
 SIZES = {
     "small": Size(Settings(32, 2, 48, most=8, mean=3.0), 8, steps=200, learning_rate=5e-3),
@@ -33,18 +33,16 @@ def make(size: str = "small", seed: int = 0) -> Workload:
     chosen: Size[Settings] = chosen_size(size, SIZES)
     settings = chosen.settings
     network = Network(settings)
-    optimizer = chosen.optimizer()
     parameters = initial_parameters(network, jax.random.key(seed))
-    return Workload(
+    return chosen.workload(
+        parameters,
+        partial(loss, network),
         name="looped",
-        step=gradient_step(partial(loss, network), optimizer),
-        state=State(parameters, optimizer.init(parameters)),
         batches=lambda split, seed: data.batches(
             split, chosen.batch, settings.length, settings.mean, settings.most, seed
         ),
         score=partial(score, network),
         sliceable=True,
-        steps=chosen.steps,
         baseline=baseline(),
     )
 

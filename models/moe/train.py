@@ -16,7 +16,7 @@ from rich.table import Table
 from models.moe import data
 from models.moe.network import Settings, initial_parameters, loss, score
 from models.training import main
-from models.workload import Size, State, Workload, chosen_size, gradient_step
+from models.workload import Size, Workload, chosen_size
 
 SIZES = {
     "small": Size(
@@ -40,16 +40,14 @@ def make(size: str = "small", seed: int = 0) -> Workload:
     """
     chosen: Size[Settings] = chosen_size(size, SIZES)
     settings = chosen.settings
-    optimizer = chosen.optimizer()
     parameters = initial_parameters(settings, jax.random.key(seed))
-    return Workload(
+    return chosen.workload(
+        parameters,
+        partial(loss, settings),
         name="moe",
-        step=gradient_step(partial(loss, settings), optimizer),
-        state=State(parameters, optimizer.init(parameters)),
         batches=lambda split, seed: data.batches(split, chosen.batch, settings.length, seed),
         score=partial(score, settings),
         sliceable=False,
-        steps=chosen.steps,
         baseline=data.baseline(),
     )
 
