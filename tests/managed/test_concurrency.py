@@ -119,6 +119,8 @@ import jax, jax.numpy as jnp
 import jdynoff
 from tests.programs.example import batch, descend, layer, same_bits, weights
 
+# A shell's background job, and so its children, are started with the signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 entered = threading.Event()
 armed = threading.Event()
 
