@@ -182,13 +182,20 @@ def test_an_exception_in_a_callback_leaves_nothing_behind(tmp_path: Path, x: jax
 
 
 SCRIPT = """
-import multiprocessing, sys, warnings
+import multiprocessing, sys, time, warnings
 import jax, jax.numpy as jnp, numpy as np
 from jdynoff import _native, runtime
 from jdynoff.errors import ConfigurationError
 from tests.manager.stack_program import MIB, stack_step, ticket_of
 manager = runtime.manager_for([runtime.Disk(sys.argv[1])])
 x = jnp.ones((256, 1024))
+
+def wait_for_writing(ticket, result):
+    while True:
+        over = result[0].is_ready()  # first: it may be over by the time that the bytes are read
+        if manager.stats(ticket)["bytes_written"]:
+            return
+        assert not over, "the step is over, and nothing was written"
 """
 
 
@@ -217,10 +224,10 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
         manager.enable_log(True)
         ticket = manager.open(2 * MIB, 400 * MIB)
         result = step(np.uint32(ticket), x)
-        while manager.stats(ticket)["bytes_written"] == 0:
-            assert not result[0].is_ready(), "the step is over, and nothing was written"
+        wait_for_writing(ticket, result)
         print("writing", flush=True)
         jax.block_until_ready(result)
+        time.sleep(100)  # until it is killed, if it is so fast
         """,
         tmp_path,
     )
@@ -238,8 +245,7 @@ def test_the_interpreter_exits_while_a_step_is_in_flight(tmp_path: Path) -> None
         step = stack_step(400)
         ticket = manager.open(2 * MIB, 400 * MIB)
         result = step(np.uint32(ticket), x)
-        while manager.stats(ticket)["bytes_written"] == 0:
-            assert not result[0].is_ready(), "the step is over, and nothing was written"
+        wait_for_writing(ticket, result)
         print("leaving", flush=True)
         """,
         tmp_path,
